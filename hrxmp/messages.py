@@ -1,0 +1,287 @@
+"""The envelope and the bodies of every wire message; one union a link and direction.
+
+Both ends of a link import this contract and never each other. Frames of a message:
+`[identity] envelope body [buffer ...]`; the identity stands on the ROUTER's side only. The
+envelope is an array, the body a map whose `kind` is its tag. New fields go last, with defaults;
+a message of another `PROTOCOL` is counted, reported and dropped.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from hrxmp.clock import Hlc
+from hrxmp.errors import ErrorInfo
+from hrxmp.kernels.keys import KeyComponents, Variant
+
+PROTOCOL = 1
+MAX_MESSAGE_BYTES = 64 << 20
+MAX_BODY_BYTES = 4 << 20
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """What every message carries in front of its body."""
+
+    protocol: int
+    run_id: str
+    exec_id: int | None
+    source: str
+    incarnation: int
+    msg_seq: int
+    mono_ns: int
+    hlc: Hlc
+    cause: tuple[str, int, int] | None = None
+    """(source, incarnation, msg_seq) of the message that led to this one."""
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """Base of all bodies."""
+
+
+# -- on every link ---------------------------------------------------------------------------
+
+
+class Hello(Body, frozen=True, kw_only=True, tag="hello"):
+    """First message of a session; until it is answered nothing else is accepted."""
+
+    role: str
+    pid: int
+    boot_id: str
+    package_version: str
+    device_fingerprint: str = ""
+    """Workers: digest of the device's key fields."""
+    first_unacked_seq: int = 0
+    """Trace sources: the lowest record number that is still kept."""
+    trace_endpoint: str = ""
+    """Executors to a pool: where this run's records go; empty when tracing is off."""
+
+
+class Welcome(Body, frozen=True, kw_only=True, tag="welcome"):
+    """Answer to hello. The receiver merges the envelope's clock before it emits anything."""
+
+    heartbeat_ms: int
+    liveness: int
+    next_seq: int = 0
+    """Trace link: the next record number that the aggregator wants."""
+    hold_back_ms: int = 0
+
+
+class Heartbeat(Body, frozen=True, kw_only=True, tag="heartbeat"):
+    """Says what the process is doing, not only that it breathes; carries the clock."""
+
+    state: str
+    phase: str = ""
+    phase_ns: int = 0
+    job_id: int | None = None
+
+
+class Shutdown(Body, frozen=True, kw_only=True, tag="shutdown"):
+    """Please end, and why."""
+
+    reason: str
+    grace_ms: int
+
+
+class Goodbye(Body, frozen=True, kw_only=True, tag="goodbye"):
+    """Ends a session cleanly; on the trace link it is acknowledged."""
+
+    reason: str
+    last_seq: int = -1
+
+
+# -- request link: executor <-> pool ---------------------------------------------------------
+
+
+class CompileRequest(Body, frozen=True, kw_only=True, tag="compile_request"):
+    """One executor's wish for one kernel. `device` re-opens the executor's device."""
+
+    request_id: int
+    key: str
+    variant: Variant
+    components: KeyComponents
+    device: str
+    urgent: bool = False
+    """Whether the executor already waits for it, or will at once; prefetches are not."""
+    deadline_ms: int = 0
+    """Limit of one attempt; 0 is the pool's default."""
+
+
+class CompileUrgent(Body, frozen=True, kw_only=True, tag="compile_urgent"):
+    """The executor now waits for these requests: they go before prefetches."""
+
+    request_ids: tuple[int, ...]
+
+
+class CompileCancel(Body, frozen=True, kw_only=True, tag="compile_cancel"):
+    """Nobody waits for this request any more."""
+
+    request_id: int
+
+
+class CompileAccepted(Body, frozen=True, kw_only=True, tag="compile_accepted"):
+    """The pool has the request; `via` says whether it started a job or joined one in flight."""
+
+    request_id: int
+    via: str
+    """`compile`, `in_flight`, `disk` or `quarantine`."""
+
+
+class CompileStarted(Body, frozen=True, kw_only=True, tag="compile_started"):
+    """A worker began the job of this request."""
+
+    request_id: int
+    worker: str
+    attempt: int
+    queue_ns: int
+
+
+class CompileDone(Body, frozen=True, kw_only=True, tag="compile_done"):
+    """The kernel is there. The binary is in the store, and in buffer 0 when `inline`."""
+
+    request_id: int
+    worker: str
+    attempt: int
+    binary_digest: str
+    binary_bytes: int
+    compile_ns: int
+    finish_ns: int
+    log: str
+    inline: bool
+
+
+class CompileFailed(Body, frozen=True, kw_only=True, tag="compile_failed"):
+    """The kernel cannot be had; exactly one of done and failed answers each request."""
+
+    request_id: int
+    worker: str
+    attempt: int
+    compiler_started: bool
+    outcome: str
+    """`rejected`, `crash`, `timeout`, `memory`, `setup`, `cancelled` or `lost`."""
+    error: ErrorInfo
+    log: str = ""
+
+
+class StatusRequest(Body, frozen=True, kw_only=True, tag="status_request"):
+    """What is going on? Any peer may ask; no hello is needed."""
+
+    token: int = 0
+
+
+class StatusJob(msgspec.Struct, frozen=True, kw_only=True):
+    """One unfinished job, for status."""
+
+    kernel: str
+    key: str
+    state: str
+    """`queued` or `compiling`."""
+    age_ms: int
+    worker: str
+    phase: str
+    runs: tuple[str, ...]
+    requests: tuple[tuple[str, int | None, int], ...]
+    """(run, execution, request) of everybody who wants it."""
+    urgent: bool
+
+
+class StatusWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker process, for status."""
+
+    worker: str
+    pid: int
+    state: str
+    jobs: int
+    rss_mb: int
+
+
+class StatusReply(Body, frozen=True, kw_only=True, tag="status_reply"):
+    """A service's state at this moment."""
+
+    token: int
+    role: str
+    pid: int
+    uptime_ms: int
+    pending: int
+    oldest_ms: int
+    jobs: tuple[StatusJob, ...] = ()
+    workers: tuple[StatusWorker, ...] = ()
+    runs: tuple[str, ...] = ()
+    totals: dict[str, int] = {}
+
+
+# -- work link: pool <-> worker --------------------------------------------------------------
+
+
+class CompileJob(Body, frozen=True, kw_only=True, tag="compile_job"):
+    """One kernel to build; the source does not travel, its digest is compared."""
+
+    job_id: int
+    attempt: int
+    key: str
+    variant: Variant
+    components: KeyComponents
+
+
+class JobStarted(Body, frozen=True, kw_only=True, tag="job_started"):
+    """The worker has the job in hand."""
+
+    job_id: int
+
+
+class JobDone(Body, frozen=True, kw_only=True, tag="job_done"):
+    """The finished binary, in buffer 0."""
+
+    job_id: int
+    compile_ns: int
+    create_ns: int
+    launch_ns: int
+    read_ns: int
+    binary_kind: str
+    log: str
+
+
+class JobFailed(Body, frozen=True, kw_only=True, tag="job_failed"):
+    """The compiler refused, or could not be set up."""
+
+    job_id: int
+    compiler_started: bool
+    outcome: str
+    error: ErrorInfo
+    log: str = ""
+
+
+# -- trace link: sources <-> aggregator ------------------------------------------------------
+
+
+class Records(Body, frozen=True, kw_only=True, tag="records"):
+    """A batch of finished JSON lines, in order, each without its opening and its newline.
+
+    An item is (wall ns, counter, line after `{"hrxmp":"trace/1",`).
+    """
+
+    first_seq: int
+    items: list[tuple[int, int, bytes]]
+
+
+class Ack(Body, frozen=True, kw_only=True, tag="ack"):
+    """Every record below `next_seq` is in the aggregator's hands for good."""
+
+    next_seq: int
+
+
+Common = Heartbeat | Goodbye
+ToPool = Hello | Common | CompileRequest | CompileUrgent | CompileCancel | StatusRequest
+FromPool = (
+    Welcome
+    | Heartbeat
+    | Shutdown
+    | CompileAccepted
+    | CompileStarted
+    | CompileDone
+    | CompileFailed
+    | StatusReply
+)
+ToWorker = Welcome | Heartbeat | CompileJob | Shutdown
+FromWorker = Hello | Common | JobStarted | JobDone | JobFailed
+ToAggregator = Hello | Common | Records | StatusRequest
+FromAggregator = Welcome | Heartbeat | Ack | Shutdown | StatusReply
