@@ -1,0 +1,214 @@
+"""Variant + device -> finished binary, and binary -> kernel that can be launched.
+
+The only caller of a source build: workers run it, and the executor in synchronous mode, so both
+make the same keys and the same binaries. A binary is finished: whatever the driver leaves to
+kernel creation or first launch is forced here. Nothing is kept on disk; the store does that.
+"""
+
+from __future__ import annotations
+
+from time import monotonic_ns
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hrxmp.errors import CompileRejectedError, CompileSetupError, DeviceError
+from hrxmp.kernels import catalog
+from hrxmp.kernels.definition import Argument, KernelDefinition
+from hrxmp.kernels.device import Device
+from hrxmp.kernels.keys import KeyComponents, Variant
+from hrxmp.kernels.loader import opencl
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+SANITIZERS = ("", "access", "value", "all")
+
+_OPTIONS = "-cl-std=CL3.0 -cl-mad-enable"
+_LOCAL_SIZE_NAMES = ("LX", "LY", "LZ")
+_DUMMY_BYTES = 4096
+
+
+class Built(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished binary, and where the time went: compiler, then create + launch + read."""
+
+    binary: bytes
+    kind: str
+    """Whose binary it is: the device's form."""
+    log: str
+    compile_ns: int
+    create_ns: int
+    launch_ns: int
+    read_ns: int
+
+    @property
+    def finish_ns(self) -> int:
+        """What it took to make the driver finish what the compiler had left."""
+        return self.create_ns + self.launch_ns + self.read_ns
+
+
+class Loaded:
+    """A kernel of this process, its argument types set. Not thread-safe: arguments are state."""
+
+    def __init__(self, kernel: cl.Kernel, *, create_ns: int, build_ns: int, kernel_ns: int) -> None:
+        self.kernel = kernel
+        self.create_ns = create_ns
+        """Making the OpenCL program from the binary."""
+        self.build_ns = build_ns
+        """Building it: long when the driver compiles again."""
+        self.kernel_ns = kernel_ns
+        """Making the kernel and its argument setter."""
+
+    @property
+    def load_ns(self) -> int:
+        """The whole load."""
+        return self.create_ns + self.build_ns + self.kernel_ns
+
+
+def components(
+    device: Device, variant: Variant, sanitizer: str = "", extra_options: str = ""
+) -> KeyComponents:
+    """Everything that can change the binary of `variant` on `device`."""
+    definition = _checked_definition(variant)
+    platform, name, compute_units, driver = device.key_fields()
+    return KeyComponents(
+        source=catalog.source_digest(definition),
+        entry_point=definition.entry_point,
+        params=variant.params,
+        local_size=variant.local_size,
+        build_options=f"{_OPTIONS} {extra_options}".strip(),
+        sanitizer=sanitizer,
+        platform=platform,
+        device=name,
+        compute_units=compute_units,
+        driver=driver,
+    )
+
+
+def check_sanitizer(sanitizer: str) -> None:
+    """CompileSetupError unless `sanitizer` is one that kernels can be built with."""
+    if sanitizer not in SANITIZERS:
+        known = ", ".join(repr(name) for name in SANITIZERS)
+        raise CompileSetupError(
+            f"the sanitizer {sanitizer!r} does not exist",
+            remedy=f"HRXMP_SANITIZER is one of {known}",
+        )
+
+
+def build(device: Device, variant: Variant, sanitizer: str = "", extra_options: str = "") -> Built:
+    """Compile `variant` and make the driver finish it.
+
+    Raises CompileSetupError (the compiler was not started) or CompileRejectedError (with its log).
+    """
+    check_sanitizer(sanitizer)
+    definition = _checked_definition(variant)
+    options = _all_options(variant, sanitizer, extra_options)
+    start = monotonic_ns()
+    program = _compile(device, variant, catalog.source_text(definition), options)
+    compiled = monotonic_ns()
+    kernel = opencl().Kernel(program, definition.entry_point)
+    created = monotonic_ns()
+    _dry_launch(device, kernel, definition.args, variant.local_size)
+    launched = monotonic_ns()
+    binary = program.get_info(opencl().program_info.BINARIES)[0]
+    read = monotonic_ns()
+    return Built(
+        binary=binary,
+        kind=device.traits.form,
+        log=_log(program, device),
+        compile_ns=compiled - start,
+        create_ns=created - compiled,
+        launch_ns=launched - created,
+        read_ns=read - launched,
+    )
+
+
+def load(device: Device, variant: Variant, binary: bytes) -> Loaded:
+    """Make `binary` executable. CompileRejectedError when the driver refuses it (a foreign one)."""
+    definition = _checked_definition(variant)
+    module = opencl()
+    start = monotonic_ns()
+    try:
+        program = module._cl._Program(device.context, [device.handle], [binary])
+        created = monotonic_ns()
+        program._build(b"", [device.handle])
+        built = monotonic_ns()
+        kernel = module.Kernel(program, definition.entry_point)
+        kernel.set_arg_types([_TYPES[argument.kind] for argument in definition.args])
+    except (module.Error, TypeError) as error:
+        raise CompileRejectedError(
+            f"the driver refuses the binary of {variant.label()}: {error}", kernel=variant.label()
+        ) from error
+    return Loaded(
+        kernel,
+        create_ns=created - start,
+        build_ns=built - created,
+        kernel_ns=monotonic_ns() - built,
+    )
+
+
+_TYPES = {"buffer": None, "int": "int32", "float": "float32"}
+
+
+def _checked_definition(variant: Variant) -> KernelDefinition:
+    definition = catalog.get(variant.definition)
+    given = tuple(name for name, _ in variant.params)
+    if given != definition.params:
+        raise CompileSetupError(
+            f"{variant.label()} gives the parameters {given}, its kernel has {definition.params}",
+            kernel=variant.label(),
+        )
+    return definition
+
+
+def _all_options(variant: Variant, sanitizer: str, extra_options: str) -> str:
+    sizes = (*variant.local_size, 1, 1)[: len(_LOCAL_SIZE_NAMES)]
+    local = [f"-D{name}={size}" for name, size in zip(_LOCAL_SIZE_NAMES, sizes, strict=True)]
+    checks = ("access", "value") if sanitizer == "all" else (sanitizer,) if sanitizer else ()
+    sanitize = [f"-DSANITIZE_{check.upper()}=1" for check in checks]
+    return " ".join([_OPTIONS, variant.defines(), *local, *sanitize, extra_options]).strip()
+
+
+def _compile(device: Device, variant: Variant, source: str, options: str) -> cl._cl._Program:
+    module = opencl()
+    # The raw program: pyopencl's wrapper adds options from the environment that no key names.
+    program = module._cl._Program(device.context, source)
+    try:
+        program._build(options.encode(), [device.handle])
+    except module.Error as error:
+        log = _log(program, device)
+        raise CompileRejectedError(
+            f"the compiler refused {variant.label()}: {_first_error(log) or error}",
+            kernel=variant.label(),
+            log=log,
+        ) from error
+    return program
+
+
+def _log(program: cl._cl._Program, device: Device) -> str:
+    log = program.get_build_info(device.handle, opencl().program_build_info.LOG)
+    return str(log).strip("\0 \n")
+
+
+def _first_error(log: str) -> str:
+    return next((line.strip() for line in log.splitlines() if "error" in line), "")
+
+
+def _dry_launch(
+    device: Device, kernel: cl.Kernel, args: tuple[Argument, ...], local: tuple[int, ...]
+) -> None:
+    """Launch one work-group that touches nothing: all its bounds are zero.
+
+    PoCL compiles a kernel for a local size at its first launch, and a binary that is read before
+    makes every later process pay for that.
+    """
+    module = opencl()
+    dummy = module.Buffer(device.context, module.mem_flags.READ_WRITE, _DUMMY_BYTES)
+    kernel.set_arg_types([_TYPES[argument.kind] for argument in args])
+    zeros = {"buffer": dummy, "int": 0, "float": 0.0}
+    kernel.set_args(*(zeros[argument.kind] for argument in args))
+    try:
+        module.enqueue_nd_range_kernel(device.queue, kernel, local, local)
+        device.queue.finish()
+    except module.Error as error:
+        raise DeviceError(f"the first launch of {kernel.function_name} failed: {error}") from error

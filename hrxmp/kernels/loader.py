@@ -1,0 +1,111 @@
+"""Prepares the OpenCL loader of this process, and hands out pyopencl afterwards.
+
+Owns the environment variables that the loader and the drivers read (they have no other
+interface), so it must run before pyopencl is imported; executor and workers call it with values
+from their settings. It reads no variable itself, and it writes nothing outside its own private
+folder, which is removed at exit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+from hrxmp.errors import DeviceError
+
+_SYSTEM_VENDORS = Path("/etc/OpenCL/vendors")
+_INTEL_LIBRARY = "libintelocl.so"
+_NVIDIA_LIBRARY = "libnvidia-opencl.so.1"
+
+_vendors = ""
+"""What the prepared loader was told; empty while it is not prepared."""
+
+
+def prepare_loader(
+    *,
+    vendors: str = "",
+    prefix: str = sys.prefix,
+    scratch: str | None = None,
+    pocl_cache: str = "",
+    cuda_cache: str = "",
+) -> None:
+    """Let the loader find every driver of this machine; the first call of a process counts.
+
+    `vendors` is the user's OCL_ICD_VENDORS: given, it is left to rule alone. `scratch` is the
+    folder for the private one (default: the system's temporary folder). `pocl_cache` and
+    `cuda_cache` are folders for the drivers' own caches; PoCL's defaults to a private one, because
+    processes that share it break each other's entries.
+    """
+    global _vendors
+    if _vendors:
+        return
+    private = Path(tempfile.mkdtemp(prefix="hrxmp-cl-", dir=scratch))
+    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    _vendors = vendors or str(_vendor_folder(private, Path(prefix)))
+    os.environ["OCL_ICD_VENDORS"] = _vendors
+    os.environ["PYOPENCL_NO_CACHE"] = "1"
+    os.environ["POCL_CACHE_DIR"] = pocl_cache or str(_made(private / "pocl"))
+    if cuda_cache:
+        os.environ["CUDA_CACHE_PATH"] = cuda_cache
+
+
+def prepared_vendors() -> str:
+    """What the loader of this process was told to read, for a child that must see the same."""
+    return _vendors
+
+
+def opencl() -> ModuleType:
+    """The pyopencl module. DeviceError when the loader was not prepared or pyopencl is broken."""
+    if not _vendors:
+        raise DeviceError("the OpenCL loader was not prepared: call prepare_loader() first")
+    try:
+        import pyopencl
+    except ImportError as error:
+        raise DeviceError(f"pyopencl cannot be imported: {error}") from error
+    return pyopencl
+
+
+def _vendor_folder(private: Path, prefix: Path) -> Path:
+    folder = _made(private / "vendors")
+    libraries = _vendor_libraries(_SYSTEM_VENDORS, prefix)
+    for position, library in enumerate(libraries):
+        (folder / f"{position:02}.icd").write_text(f"{library}\n", encoding="utf-8")
+    return folder
+
+
+def _vendor_libraries(system: Path, prefix: Path) -> list[str]:
+    """Drivers by path or soname, each once: the system's, then those that have no .icd file."""
+    libraries = [entry for entry in _system_libraries(system) if _may_load(entry)]
+    known = {Path(entry).name for entry in libraries}
+    # The package's own .icd file names a folder of its builder's machine.
+    intel = prefix / "lib" / _INTEL_LIBRARY
+    if intel.exists() and _INTEL_LIBRARY not in known:
+        libraries.append(str(intel))
+    # Drivers in containers come without an .icd file; the loader passes over a missing library.
+    if _NVIDIA_LIBRARY not in known:
+        libraries.append(_NVIDIA_LIBRARY)
+    return libraries
+
+
+def _system_libraries(system: Path) -> list[str]:
+    try:
+        files = sorted(system.glob("*.icd"))
+        texts = [file.read_text(encoding="utf-8", errors="replace") for file in files]
+    except OSError:
+        return []
+    lines = (text.strip().splitlines() for text in texts)
+    return [first[0].strip() for first in lines if first]
+
+
+def _may_load(library: str) -> bool:
+    return not library.startswith("/") or Path(library).exists()
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(mode=0o700)
+    return folder
