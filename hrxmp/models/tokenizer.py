@@ -154,7 +154,7 @@ def _pre_tokenizer(pre: str) -> PreTokenizer:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The inverse of GPT-2's byte alphabet: printable Latin-1 stays, the rest moves to U+0100 on."""
+    """Inverse of GPT-2's byte alphabet: printable Latin-1 stays, the rest moves to U+0100 on."""
     kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = [byte for byte in range(256) if byte not in set(kept)]
     table = {chr(byte): byte for byte in kept}
