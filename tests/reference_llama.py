@@ -67,7 +67,8 @@ class ReferenceLlama:
             x = x + self._attention(index, layer, normed, positions) @ layer["attn_output"].T
             normed = self.rms_norm(x, layer["ffn_norm"])
             gate = normed @ layer["ffn_gate"].T
-            x = x + (gate / (1 + np.exp(-gate)) * (normed @ layer["ffn_up"].T)) @ layer["ffn_down"].T
+            hidden = gate / (1 + np.exp(-gate)) * (normed @ layer["ffn_up"].T)
+            x = x + hidden @ layer["ffn_down"].T
         return self.rms_norm(x, self.weight("output_norm.weight")) @ self.output.T
 
     def rms_norm(self, x: Array, weight: Array) -> Array:

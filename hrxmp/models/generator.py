@@ -1,0 +1,207 @@
+"""A llama model on a device: weights and KV cache, prefill, decode, generation.
+
+Runs in the executor process, on the executor's public interface only. One sequence at a time; the
+cache's length is a run-time value, so going back to an earlier length costs nothing. It samples
+and tokenises nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hrxmp.dtypes import DType
+from hrxmp.errors import ModelError, UsageError
+from hrxmp.graph import Graph, Storage
+from hrxmp.models.gguf_file import GgufFile, GgufTensor
+from hrxmp.models.llama import KvCache, LlamaConfig, LlamaWeights, build_graph, check_tensors
+from hrxmp.models.sampling import Sampler
+
+if TYPE_CHECKING:
+    from hrxmp.executor.engine import Execution, Executor
+
+DEFAULT_UBATCH: Final = 512
+SMALLEST_CAPACITY: Final = 2048
+"""Capacities are powers of two from here: runs of different lengths then share their kernels."""
+
+_KEPT_GRAPHS: Final = 16
+
+Logits = NDArray[np.float32]
+
+
+class LlamaModel:
+    """Weights on the device and the state of one sequence.
+
+    `length` tokens are in the cache; setting it back forgets the rest. `on_execution` sees every
+    graph execution, for counting.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        file: GgufFile,
+        config: LlamaConfig,
+        weights: LlamaWeights,
+        cache: KvCache,
+        *,
+        context: int,
+        ubatch: int,
+    ) -> None:
+        self.executor = executor
+        self.file = file
+        self.config = config
+        self.context = context
+        self.ubatch = ubatch
+        self.length = 0
+        self.on_execution: Callable[[Execution], None] | None = None
+        self._weights = weights
+        self._cache = cache
+        self._graphs: OrderedDict[tuple[int, bool], Graph] = OrderedDict()
+
+    @classmethod
+    def load(
+        cls,
+        executor: Executor,
+        path: Path | GgufFile,
+        *,
+        context: int | None = None,
+        ubatch: int = DEFAULT_UBATCH,
+        kv_dtype: DType = DType.F32,
+    ) -> LlamaModel:
+        """Check the file, upload its weights, allocate the cache.
+
+        `context`: the most tokens of the sequence; None is the model's own. Raises ModelError.
+        """
+        file = path if isinstance(path, GgufFile) else GgufFile.open(path)
+        config = LlamaConfig.from_gguf(file)
+        check_tensors(file, config)
+        limit = _context(file, config, context)
+        storages = {item.name: _upload(executor, item) for item in file.tensors.values()}
+        return cls(
+            executor,
+            file,
+            config,
+            LlamaWeights(tensors=file.tensors, storages=storages),
+            _allocate(executor, config, _capacity(limit, config), kv_dtype),
+            context=limit,
+            ubatch=ubatch,
+        )
+
+    def prefill(self, tokens: Sequence[int], *, logits: bool = True) -> Logits | None:
+        """Append `tokens` in micro-batches; logits [n_vocab] of the last one when wanted."""
+        ids = self._checked(tokens)
+        result = None
+        for begin in range(0, len(ids), self.ubatch):
+            part = ids[begin : begin + self.ubatch]
+            last = begin + len(part) == len(ids)
+            result = self._execute(part, logits=logits and last)
+        return result
+
+    def decode(self, token: int) -> Logits:
+        """Append one token; the logits [n_vocab] after it."""
+        logits = self._execute(self._checked((token,)), logits=True)
+        if logits is None:
+            raise ModelError("a decode execution gave no logits")
+        return logits
+
+    def graph(self, n_tokens: int, *, logits: bool = True) -> Graph:
+        """The graph for `n_tokens`, built once; the least recently used are forgotten."""
+        key = (n_tokens, logits)
+        if key not in self._graphs:
+            uid = 2 * n_tokens + logits
+            self._graphs[key] = build_graph(
+                self.config, self._weights, self._cache, n_tokens, logits=logits, uid=uid
+            )
+            if len(self._graphs) > _KEPT_GRAPHS:
+                self._graphs.popitem(last=False)
+        self._graphs.move_to_end(key)
+        return self._graphs[key]
+
+    def _execute(self, ids: NDArray[np.int32], *, logits: bool) -> Logits | None:
+        positions = np.arange(self.length, self.length + len(ids), dtype=np.int32)
+        execution = self.executor.execute(
+            self.graph(len(ids), logits=logits), {"tokens": ids, "positions": positions}
+        )
+        self.length += len(ids)
+        if self.on_execution:
+            self.on_execution(execution)
+        return execution.outputs["logits"].reshape(-1) if logits else None
+
+    def _checked(self, tokens: Sequence[int]) -> NDArray[np.int32]:
+        ids = np.asarray(tokens, dtype=np.int64)
+        if ids.size == 0:
+            raise UsageError("the prompt is empty: at least one token is needed")
+        if ids.min() < 0 or ids.max() >= self.config.n_vocab:
+            raise UsageError(f"token ids must lie in 0 to {self.config.n_vocab - 1}")
+        if self.length + ids.size > self.context:
+            raise ModelError(
+                f"{ids.size} tokens after {self.length} are more than the context of "
+                f"{self.context} tokens",
+                remedy="shorten the prompt, or raise the context up to the model's "
+                f"{self.config.context_length}",
+            )
+        return ids.astype(np.int32)
+
+
+def generate(
+    model: LlamaModel,
+    prompt: Sequence[int],
+    sampler: Sampler,
+    *,
+    count: int | None = None,
+    ends: frozenset[int] = frozenset(),
+) -> Iterator[int]:
+    """Prefill `prompt` and yield token after token.
+
+    Stops after `count` tokens, before a token in `ends`, or when the context is full. The last
+    token is not put into the cache.
+    """
+    logits = model.prefill(prompt)
+    produced = 0
+    while logits is not None and (count is None or produced < count):
+        token = sampler.choose(logits)
+        if token in ends:
+            return
+        yield token
+        produced += 1
+        if produced == count or model.length == model.context:
+            return
+        logits = model.decode(token)
+
+
+def _context(file: GgufFile, config: LlamaConfig, wanted: int | None) -> int:
+    if wanted is None:
+        return config.context_length
+    if not 0 < wanted <= config.context_length:
+        raise file.error(
+            f"was trained with a context of {config.context_length} tokens; {wanted} are wanted"
+        )
+    return wanted
+
+
+def _capacity(context: int, config: LlamaConfig) -> int:
+    """Rows of the cache: the next power of two, so that few capacities exist to specialise for."""
+    rounded = max(SMALLEST_CAPACITY, 1 << (context - 1).bit_length())
+    return min(rounded, max(config.context_length, context))
+
+
+def _allocate(executor: Executor, config: LlamaConfig, capacity: int, dtype: DType) -> KvCache:
+    nbytes = dtype.row_bytes(capacity * config.n_kv)
+    layers = range(config.n_layers)
+    return KvCache(
+        capacity=capacity,
+        dtype=dtype,
+        keys=tuple(executor.storage(nbytes, f"cache_k.{layer}") for layer in layers),
+        values=tuple(executor.storage(nbytes, f"cache_v.{layer}") for layer in layers),
+    )
+
+
+def _upload(executor: Executor, tensor: GgufTensor) -> Storage:
+    if len(tensor.shape) == 1:  # norms and rope factors: checked to be f32
+        return executor.upload(tensor.data.view(np.float32))
+    return executor.upload_weight(tensor.name, tensor.data, tensor.dtype, tensor.shape)
