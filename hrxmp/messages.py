@@ -54,6 +54,14 @@ class Hello(Body, frozen=True, kw_only=True, tag="hello"):
     """Trace sources: the lowest record number that is still kept."""
     trace_endpoint: str = ""
     """Executors to a pool: where this run's records go; empty when tracing is off."""
+    run_begin_ns: int = 0
+    """Executors to a pool: monotonic zero of the run's `t_ns`."""
+    progress_ms: int = 0
+    """Executors to a pool: a compile slower than this is reported; 0 is the pool's default."""
+    run_begin_mono_ns: int = 0
+    """When the run began, on the sender's monotonic clock: the origin of `t_ns`."""
+    resumed: bool = False
+    """Trace sources: this life of the source had a session before."""
 
 
 class Welcome(Body, frozen=True, kw_only=True, tag="welcome"):
@@ -126,6 +134,16 @@ class CompileAccepted(Body, frozen=True, kw_only=True, tag="compile_accepted"):
     """`compile`, `in_flight`, `disk` or `quarantine`."""
 
 
+class CompileNoted(Body, frozen=True, kw_only=True, tag="compile_noted"):
+    """The executor has put the acceptance of this request on record.
+
+    Until then the pool keeps its own records of the request back: no compile may begin, in the
+    order of the trace, before it was asked for. Only runs that are traced send it.
+    """
+
+    request_id: int
+
+
 class CompileStarted(Body, frozen=True, kw_only=True, tag="compile_started"):
     """A worker began the job of this request."""
 
@@ -136,17 +154,16 @@ class CompileStarted(Body, frozen=True, kw_only=True, tag="compile_started"):
 
 
 class CompileDone(Body, frozen=True, kw_only=True, tag="compile_done"):
-    """The kernel is there. The binary is in the store, and in buffer 0 when `inline`."""
+    """The kernel is there; its binary is buffer 0, so that no answer depends on a disk."""
 
     request_id: int
     worker: str
     attempt: int
-    binary_digest: str
+    binary_kind: str
     binary_bytes: int
     compile_ns: int
     finish_ns: int
     log: str
-    inline: bool
 
 
 class CompileFailed(Body, frozen=True, kw_only=True, tag="compile_failed"):
@@ -220,6 +237,7 @@ class CompileJob(Body, frozen=True, kw_only=True, tag="compile_job"):
     key: str
     variant: Variant
     components: KeyComponents
+    device: str
 
 
 class JobStarted(Body, frozen=True, kw_only=True, tag="job_started"):
@@ -238,6 +256,8 @@ class JobDone(Body, frozen=True, kw_only=True, tag="job_done"):
     read_ns: int
     binary_kind: str
     log: str
+    not_stored: str = ""
+    """Why the binary is not in the store; empty when it is there."""
 
 
 class JobFailed(Body, frozen=True, kw_only=True, tag="job_failed"):
@@ -256,21 +276,38 @@ class JobFailed(Body, frozen=True, kw_only=True, tag="job_failed"):
 class Records(Body, frozen=True, kw_only=True, tag="records"):
     """A batch of finished JSON lines, in order, each without its opening and its newline.
 
-    An item is (wall ns, counter, line after `{"hrxmp":"trace/1",`).
+    An item is (wall ns, counter, line after `{"hrxmp":"trace/1",`). A batch without items is the
+    heartbeat of a trace source.
     """
 
     first_seq: int
     items: list[tuple[int, int, bytes]]
+    mark: Hlc = (0, 0)
+    """The source's promise: every record that it has not sent yet is later than this."""
+    skipped: int = 0
+    """How many numbers right before `first_seq` the source gave up; it says so in `lost`."""
+    open: list[int] = []
+    """Numbers of the begin records that are without their end after this batch."""
 
 
 class Ack(Body, frozen=True, kw_only=True, tag="ack"):
     """Every record below `next_seq` is in the aggregator's hands for good."""
 
     next_seq: int
+    again: bool = False
+    """Numbers are missing: please send everything from `next_seq` on once more."""
 
 
 Common = Heartbeat | Goodbye
-ToPool = Hello | Common | CompileRequest | CompileUrgent | CompileCancel | StatusRequest
+ToPool = (
+    Hello
+    | Common
+    | CompileRequest
+    | CompileUrgent
+    | CompileCancel
+    | CompileNoted
+    | StatusRequest
+)
 FromPool = (
     Welcome
     | Heartbeat

@@ -1,0 +1,384 @@
+"""The kernel store: finished binaries on disk, one file an entry, found by kernel key.
+
+Executor, pool and workers use it; it never loads pyopencl. An entry is written beside its place
+and renamed, and read without a lock: any doubt (torn, corrupt, foreign owner, writable by others,
+other components) is a miss with its reason. A store that cannot be used is said once and passed
+over. Nothing outside the store's own folder is touched, and nothing in it is executed here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from hrxmp.errors import StoreError
+from hrxmp.kernels.entry import (
+    MAX_ENTRY_BYTES,
+    EntryError,
+    EntryHeader,
+    StoreEntry,
+    decode,
+    decode_header,
+    encode,
+)
+from hrxmp.kernels.keys import KeyComponents
+
+SUFFIX = ".hrxk"
+_NAME = re.compile(r"([0-9a-f]{64})\.hrxk")
+_TEMPORARY = re.compile(r"\.tmp-(\d+)-[0-9a-f]{16}")
+_TOUCH_AFTER_S = 60.0
+_STALE_AFTER_S = 3600.0
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Miss(msgspec.Struct, frozen=True, kw_only=True):
+    """Why there is no entry: `absent`, `off`, `corrupt: ...` or `refused: ...`."""
+
+    reason: str
+
+    @property
+    def expected(self) -> bool:
+        """Whether nothing is wrong: the entry simply is not there."""
+        return self.reason in ("absent", "off")
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry as `ls` and `verify` show it; `problem` is empty for a good one."""
+
+    key: str
+    size: int
+    used_s: float
+    """Wall time of the last use, seconds since the epoch."""
+    header: EntryHeader | None
+    problem: str
+
+
+class Store:
+    """A folder of entries with read-only folders (`layers`) under it.
+
+    `folder=None` is a store that is off. `strict` makes an unusable folder a StoreError; otherwise
+    `warn` gets one sentence for each kind of trouble and the caller goes on without the store.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        limit_bytes: int = 1 << 30,
+        limit_entries: int = 100_000,
+        layers: tuple[Path, ...] = (),
+        strict: bool = False,
+        warn: Callable[[str], None] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.layers = layers
+        self.counts = {"hits": 0, "misses": 0, "corrupt": 0, "refused": 0, "written": 0, "evicted": 0}
+        self._limit_bytes = limit_bytes
+        self._limit_entries = limit_entries
+        self._strict = strict
+        self._warn = warn or (lambda _text: None)
+        self._said: set[str] = set()
+        self._room: tuple[int, int] | None = None
+        self._headers: dict[tuple[Path, str], tuple[int, KeyComponents]] = {}
+
+    def get(self, key: str, expected: KeyComponents) -> StoreEntry | Miss:
+        """The entry of `key`, whole and made for `expected`, or why there is none."""
+        if self.folder is None and not self.layers:
+            return Miss(reason="off")
+        reason = "absent"
+        for folder, own in self._folders():
+            found = self._read(folder, key, own)
+            if isinstance(found, StoreEntry):
+                if found.components == expected and found.key == key:
+                    self.counts["hits"] += 1
+                    return found
+                found = Miss(reason="corrupt: made of other components")
+            reason = found.reason if not found.expected else reason
+        self._count_miss(reason)
+        return Miss(reason=reason)
+
+    def put(self, key: str, components: KeyComponents, binary: bytes, kind: str) -> str:
+        """Write an entry; an old one of the same key is replaced. Empty, or why it was not kept."""
+        if self.folder is None:
+            return "off"
+        entry = StoreEntry(key=key, components=components, kind=kind, binary=binary)
+        try:
+            payload = encode(entry)
+            with self._open_folder(self.folder, own=True, create=True) as folder:
+                _write_and_rename(folder, key + SUFFIX, payload)
+                self._make_room(folder, len(payload))
+        except (OSError, EntryError) as error:
+            return self._trouble("written", error)
+        self.counts["written"] += 1
+        return ""
+
+    def remove(self, key: str) -> None:
+        """Take an entry out, e.g. because the driver refuses it. A layer's stays where it is."""
+        if self.folder is None:
+            return
+        with contextlib.suppress(OSError), self._open_folder(self.folder, own=True) as folder:
+            os.unlink(key + SUFFIX, dir_fd=folder)
+
+    def components_index(self) -> list[KeyComponents]:
+        """The components of every entry, from headers only; read once as long as a file stays."""
+        index = []
+        for folder, own in self._folders():
+            with contextlib.suppress(OSError), self._open_folder(folder, own=own) as descriptor:
+                for name in _entry_names(descriptor):
+                    found = self._header(folder, descriptor, name, own)
+                    if found is not None:
+                        index.append(found)
+        return index
+
+    def entries(self, *, verify: bool = False) -> Iterator[Listed]:
+        """All entries of the own folder; `verify` reads each whole. StoreError if unusable."""
+        if self.folder is None:
+            return
+        try:
+            with self._open_folder(self.folder, own=True) as folder:
+                for name in sorted(_entry_names(folder)):
+                    if (listed := self._list_one(folder, name, verify)) is not None:
+                        yield listed
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StoreError(f"the kernel store {self.folder}: {_text(error)}") from error
+
+    def prune(self, limit_bytes: int = 0, limit_entries: int = 0) -> int:
+        """Remove the longest unused entries until both limits hold; how many went."""
+        if self.folder is None:
+            return 0
+        try:
+            with self._open_folder(self.folder, own=True) as folder:
+                return self._evict(folder, limit_bytes, limit_entries)
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise StoreError(f"the kernel store {self.folder}: {_text(error)}") from error
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def _folders(self) -> list[tuple[Path, bool]]:
+        own = [(self.folder, True)] if self.folder is not None else []
+        return own + [(layer, False) for layer in self.layers]
+
+    def _read(self, folder: Path, key: str, own: bool) -> StoreEntry | Miss:
+        try:
+            with self._open_folder(folder, own=own) as descriptor:
+                payload = _read_file(descriptor, key + SUFFIX, own)
+            return decode(payload)
+        except FileNotFoundError:
+            return Miss(reason="absent")
+        except EntryError as error:
+            return Miss(reason=f"corrupt: {error}")
+        except OSError as error:
+            self._trouble("read", error)
+            return Miss(reason=f"refused: {_text(error)}")
+
+    def _header(self, folder: Path, descriptor: int, name: str, own: bool) -> KeyComponents | None:
+        try:
+            with _open_entry(descriptor, name, own) as fd:
+                changed = os.fstat(fd).st_mtime_ns
+                known = self._headers.get((folder, name))
+                if known is not None and known[0] == changed:
+                    return known[1]
+                components = decode_header(os.read(fd, 65536)).components
+        except (OSError, EntryError):
+            return None
+        self._headers[folder, name] = (changed, components)
+        return components
+
+    def _list_one(self, folder: int, name: str, verify: bool) -> Listed | None:
+        header, problem = None, ""
+        try:
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            with _open_entry(folder, name, own=True) as fd:
+                payload = _read_all(fd, status.st_size if verify else 65536)
+            header = decode_header(payload)
+            if header.key + SUFFIX != name:
+                problem = "corrupt: under another key's name"
+            elif verify:
+                decode(payload)
+        except FileNotFoundError:
+            return None
+        except EntryError as error:
+            problem = f"corrupt: {error}"
+        except OSError as error:
+            problem = f"refused: {_text(error)}"
+        return Listed(
+            key=name.removesuffix(SUFFIX),
+            size=status.st_size,
+            used_s=status.st_mtime,
+            header=header,
+            problem=problem,
+        )
+
+    # -- room ---------------------------------------------------------------------------------
+
+    def _make_room(self, folder: int, added: int) -> None:
+        """Keep within the limits. Other processes write too, so the folder is measured again when
+        the estimate nears a limit; a small limit is measured every time."""
+        if self._room is None:
+            self._room = _measure(folder)
+        else:
+            self._room = self._room[0] + added, self._room[1] + 1
+        size, entries = self._room
+        if size > self._limit_bytes // 2 or entries > self._limit_entries // 2:
+            self._evict(folder, self._limit_bytes, self._limit_entries)
+
+    def _evict(self, folder: int, limit_bytes: int, limit_entries: int) -> int:
+        """Unlinking breaks nobody: a reader has the whole entry in memory."""
+        files = []
+        for name in os.listdir(folder):
+            with contextlib.suppress(FileNotFoundError):
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if _NAME.fullmatch(name):
+                    files.append((status.st_mtime_ns, status.st_size, name))
+                elif _is_stale(name, status):
+                    os.unlink(name, dir_fd=folder)
+        files.sort(reverse=True)
+        gone = 0
+        while files and (
+            len(files) > limit_entries or sum(size for _, size, _ in files) > limit_bytes
+        ):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(files.pop()[2], dir_fd=folder)
+                gone += 1
+        self._room = sum(size for _, size, _ in files), len(files)
+        self.counts["evicted"] += gone
+        return gone
+
+    # -- trouble ------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _open_folder(self, folder: Path, *, own: bool, create: bool = False) -> Iterator[int]:
+        """A descriptor of `folder`, checked. PermissionError when others could have written there."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if own else 0)
+        try:
+            descriptor = os.open(folder, flags)
+        except FileNotFoundError:
+            if not create:
+                raise
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(folder, flags)
+        try:
+            _check(os.fstat(descriptor), "the folder", own)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _count_miss(self, reason: str) -> None:
+        self.counts["misses"] += 1
+        kind = reason.partition(":")[0]
+        if kind in self.counts:
+            self.counts[kind] += 1
+
+    def _trouble(self, what: str, error: Exception) -> str:
+        """Say it once a kind, or raise it in strict mode; the text."""
+        text = _text(error)
+        full = isinstance(error, OSError) and error.errno in _FULL
+        advice = "free some space or set HRXMP_CACHE" if full else "set HRXMP_CACHE to another folder"
+        sentence = f"the kernel store {self.folder} cannot be {what}: {text}"
+        if self._strict:
+            raise StoreError(sentence, remedy=advice) from error
+        if text not in self._said:
+            self._said.add(text)
+            self._warn(f"{sentence}; going on without it ({advice})")
+        return text
+
+
+def _check(status: os.stat_result, what: str, own: bool) -> None:
+    owners = (os.geteuid(),) if own else (os.geteuid(), 0)
+    if status.st_uid not in owners:
+        raise PermissionError(errno.EPERM, f"{what} belongs to user {status.st_uid}")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(errno.EPERM, f"{what} is writable by other users")
+
+
+@contextlib.contextmanager
+def _open_entry(folder: int, name: str, own: bool) -> Iterator[int]:
+    # Not blocking: a planted FIFO must not hang the reader.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(name, flags, dir_fd=folder)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise PermissionError(errno.EPERM, "the entry is not a regular file")
+        _check(status, "the entry", own)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _read_file(folder: int, name: str, own: bool) -> bytes:
+    with _open_entry(folder, name, own) as fd:
+        status = os.fstat(fd)
+        payload = _read_all(fd, status.st_size)
+        if own and time.time() - status.st_mtime > _TOUCH_AFTER_S:
+            with contextlib.suppress(OSError):  # a read-only file system
+                os.utime(fd)
+        return payload
+
+
+def _read_all(fd: int, size: int) -> bytes:
+    if size > MAX_ENTRY_BYTES:
+        raise EntryError(f"{size} bytes are too many")
+    pieces = []
+    while size > 0 and (piece := os.read(fd, size)):
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)
+
+
+def _write_and_rename(folder: int, name: str, payload: bytes) -> None:
+    temporary = f".tmp-{os.getpid()}-{secrets.token_hex(8)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(temporary, flags, 0o600, dir_fd=folder)
+    try:
+        try:
+            view = memoryview(payload)
+            while view:
+                view = view[os.write(fd, view) :]
+        finally:
+            os.close(fd)
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
+
+
+def _entry_names(folder: int) -> list[str]:
+    return [name for name in os.listdir(folder) if _NAME.fullmatch(name)]
+
+
+def _measure(folder: int) -> tuple[int, int]:
+    size = count = 0
+    for name in _entry_names(folder):
+        with contextlib.suppress(FileNotFoundError):
+            size += os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
+            count += 1
+    return size, count
+
+
+def _is_stale(name: str, status: os.stat_result) -> bool:
+    """Whether a temporary file was left by a writer that is gone."""
+    match = _TEMPORARY.fullmatch(name)
+    if match is None:
+        return False
+    age_s = time.time() - status.st_mtime
+    return age_s > _STALE_AFTER_S or (age_s > 10 and not Path(f"/proc/{match[1]}").exists())
+
+
+def _text(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else "") or str(error)
