@@ -156,9 +156,7 @@ def _tensors(path: Path, header: Header, raw: NDArray[np.uint8]) -> dict[str, Gg
     return {entry.name: found[entry.name] for entry in header.tensors}
 
 
-def _tensor(
-    path: Path, header: Header, entry: TensorEntry, raw: NDArray[np.uint8]
-) -> GgufTensor:
+def _tensor(path: Path, header: Header, entry: TensorEntry, raw: NDArray[np.uint8]) -> GgufTensor:
     dtype = TYPES.get(entry.type_id)
     name = entry.name[:80]
     if dtype is None:

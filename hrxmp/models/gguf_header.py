@@ -190,9 +190,7 @@ def _read_entry(cursor: _Cursor) -> TensorEntry:
         raise cursor.fail(f"gives tensor {name[:80]!r} {n_dims} dimensions, expected 1 to 4")
     dims = tuple(cursor.u64(f"tensor {name!r}") for _ in range(n_dims))
     type_id = cursor.u32(f"tensor {name!r}")
-    return TensorEntry(
-        name=name, dims=dims, type_id=type_id, offset=cursor.u64(f"tensor {name!r}")
-    )
+    return TensorEntry(name=name, dims=dims, type_id=type_id, offset=cursor.u64(f"tensor {name!r}"))
 
 
 def _alignment(metadata: Mapping[str, Value], fail: Callable[[str], ModelError]) -> int:

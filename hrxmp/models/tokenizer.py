@@ -127,7 +127,7 @@ def _encoder(file: GgufFile, pre: str, tokens: list[str], types: list[int]) -> E
         pairs = [(left, right) for left, right in (merge.split(" ", 1) for merge in merges)]
         vocabulary = {text: index for index, text in enumerate(tokens)}
         encoder = Tokenizer(BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre == "llama-bpe"))
-        encoder.pre_tokenizer = _pre_tokenizer(pre)  # type: ignore[assignment]
+        encoder.pre_tokenizer = _pre_tokenizer(pre)
         encoder.add_special_tokens(
             [
                 AddedToken(text, special=True, normalized=False)
@@ -196,5 +196,3 @@ def _ends(file: GgufFile, tokens: list[str], types: list[int]) -> frozenset[int]
         if kind in _PARSED_TYPES and text in _END_TEXTS
     )
     return frozenset(index for index in (*stated, *named) if index is not None)
-
-
