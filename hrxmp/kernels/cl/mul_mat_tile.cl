@@ -1,0 +1,105 @@
+// y = x w for many rows x, weights in layout lane16, on CPU devices: one work-item a work-group.
+//
+// A work-group owns PANEL row groups and TOKENS rows of x. It takes DEPTH elements of k at a time:
+// dequantises the panel once into local memory (which stays in the first-level cache), then holds
+// TILE x PANEL results in registers and multiplies. Sums over k wait in local memory meanwhile.
+
+#include "lanes.h"
+#include "mul_mat.h"
+
+#define WIDTH (PANEL * 16)
+#define STEPS ((TOTAL_GROUPS * (1 + SWIGLU) + PANEL - 1) / PANEL)
+#if X_STRIDE
+#define STRIDE X_STRIDE
+#else
+#define STRIDE x_stride
+#endif
+
+// The panel's part `lane`: with swiglu, the first half are rows of w0 and the second of w1.
+inline Target panel_target(int panel, int part, global const uchar *w0, global const uchar *w1,
+                           global const uchar *w2) {
+#if SWIGLU
+    int group = min(panel * (PANEL / 2) + part % (PANEL / 2), GROUPS(N0) - 1);
+    Target target = target_of(group, w0, w1, w2);
+    if (part >= PANEL / 2)
+        target.weights = row_group(w1, group);
+    return target;
+#else
+    return target_of(min(panel * PANEL + part, TOTAL_GROUPS - 1), w0, w1, w2);
+#endif
+}
+
+// sums[t][.] += x[t][0..depth) * weights[0..depth)[.] for `rows` rows.
+inline void multiply(const int rows, global const float *x, int x_stride, local const float *weights,
+                     int depth, local float *sums) {
+    float16 sum[TILE][PANEL];
+#pragma unroll
+    for (int t = 0; t < rows; t++)
+#pragma unroll
+        for (int p = 0; p < PANEL; p++)
+            sum[t][p] = vload16(t * PANEL + p, sums);
+    for (int k = 0; k < depth; k++) {
+        float16 w[PANEL];
+#pragma unroll
+        for (int p = 0; p < PANEL; p++)
+            w[p] = vload16(k * PANEL + p, weights);
+#pragma unroll
+        for (int t = 0; t < rows; t++) {
+            float16 value = x[t * STRIDE + k];
+#pragma unroll
+            for (int p = 0; p < PANEL; p++)
+                sum[t][p] = mad(value, w[p], sum[t][p]);
+        }
+    }
+#pragma unroll
+    for (int t = 0; t < rows; t++)
+#pragma unroll
+        for (int p = 0; p < PANEL; p++)
+            vstore16(sum[t][p], t * PANEL + p, sums);
+}
+
+__attribute__((reqd_work_group_size(LX, LY, LZ)))
+kernel void mul_mat_tile(int m, int x_stride, int x_offset, int r_stride, int r_offset,
+                         int y_stride, int y_offset, global const float *x,
+                         global const uchar *w0, global const uchar *w1, global const uchar *w2,
+                         global const float *residual, global float *y) {
+    local float weights[DEPTH * WIDTH] __attribute__((aligned(64)));
+    local float sums[TOKENS * WIDTH] __attribute__((aligned(64)));
+    int panel = get_group_id(0), first = get_group_id(1) * TOKENS;
+    int rows = min(m - first, TOKENS);
+    if (rows <= 0)
+        return;
+    for (int i = 0; i < rows * PANEL; i++)
+        vstore16((float16)0.0f, i, sums);
+    x += x_offset + first * STRIDE;
+    for (int start = 0; start < K; start += DEPTH) {
+        int depth = min(K - start, DEPTH);
+        for (int part = 0; part < PANEL; part++) {
+            Target target = panel_target(panel, part, w0, w1, w2);
+            for (int k = 0; k < depth; k += 32)
+                dequantize16(target.weights, (start + k) / 32, weights + k * WIDTH + part * 16,
+                             WIDTH);
+        }
+        int t = 0;
+        for (; t + TILE <= rows; t += TILE)
+            multiply(TILE, x + t * STRIDE + start, x_stride, weights, depth, sums + t * WIDTH);
+        for (; t + 2 <= rows; t += 2)
+            multiply(2, x + t * STRIDE + start, x_stride, weights, depth, sums + t * WIDTH);
+        if (t < rows)
+            multiply(1, x + t * STRIDE + start, x_stride, weights, depth, sums + t * WIDTH);
+    }
+    for (int part = 0; part < PANEL / (1 + SWIGLU); part++) {
+        if (panel * (PANEL / (1 + SWIGLU)) + part >= TOTAL_GROUPS)
+            break;
+        Target target = panel_target(panel, part, w0, w1, w2);
+        for (int t = 0; t < rows; t++) {
+            float16 value = vload16(t * PANEL + part, sums);
+#if SWIGLU
+            value = swiglu16(value, vload16(t * PANEL + PANEL / 2 + part, sums));
+#elif ADD
+            value += load16(residual + r_offset + (first + t) * r_stride + target.row, target.count);
+#endif
+            store16(value, y + y_offset + (first + t) * y_stride + target.row, target.count);
+        }
+    }
+}
