@@ -1,0 +1,282 @@
+"""The executor's object: graph -> graph program -> prepared program -> replay.
+
+One thread of the executor process uses it. It owns no socket and no file: kernels come through
+the jit, memory through `Memory`, records go through the tracer when there is one. With tracing
+off an execution reads one attribute for it and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from time import monotonic_ns
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from hrxmp import records
+from hrxmp.dtypes import DType
+from hrxmp.errors import CompileForbiddenError, DeviceError, GraphError, HrxmpError
+from hrxmp.executor.counts import EngineStats, GraphCounts
+from hrxmp.executor.graph_program import GraphProgram, GraphPrograms
+from hrxmp.executor.guard import Guard
+from hrxmp.executor.jit import Execution, Jit, Wanted
+from hrxmp.executor.kernel_table import KernelTable
+from hrxmp.executor.lowering import lower
+from hrxmp.executor.memory import Memory
+from hrxmp.executor.prepared_program import PreparedProgram
+from hrxmp.graph import Graph, Storage
+from hrxmp.kernels import build, dispatch
+from hrxmp.kernels.device import Device, DeviceInfo
+from hrxmp.kernels.keys import Variant
+from hrxmp.kernels.layout import pack, packed_bytes
+from hrxmp.trace import Tracer
+
+Array = np.ndarray[Any, Any]
+_PREPARED_KEPT = 64
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What one graph execution gave, and what it cost."""
+
+    exec_id: int
+    outputs: dict[str, Array]
+    counts: GraphCounts
+    dur_ns: int
+    replayed: bool
+
+
+class _Run(msgspec.Struct, kw_only=True):
+    """An execution under way, as its `graph-end` will tell it."""
+
+    execution: Execution
+    program: int = 0
+    program_hit: bool = False
+    prepared_hit: bool = False
+    replayed: bool = False
+
+
+class Executor:
+    """Runs graphs on one device."""
+
+    def __init__(
+        self,
+        device: Device,
+        jit: Jit,
+        table: KernelTable,
+        guard: Guard,
+        tracer: Tracer | None = None,
+        sanitizer: str = "",
+    ) -> None:
+        self.stats = EngineStats()
+        self.totals = GraphCounts()
+        self.tracer = tracer
+        self._device = device
+        self._memory = Memory(device)
+        self._jit = jit
+        self._table = table
+        self._guard = guard
+        self._sanitizer = sanitizer
+        self._programs = GraphPrograms()
+        self._wanted: dict[Variant, Wanted] = {}
+        self._prepared: OrderedDict[tuple[int, ...], PreparedProgram] = OrderedDict()
+        self._failed = ""
+
+    # -- memory ------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> DeviceInfo:
+        """The device that graphs run on."""
+        return self._device.info
+
+    @property
+    def memory(self) -> Memory:
+        """The device's memory by storage."""
+        return self._memory
+
+    def storage(self, nbytes: int, name: str = "") -> Storage:
+        """Memory on the device for as long as the handle lives; its content is undefined."""
+        storage = Storage(nbytes, name)
+        self._memory.buffer(storage)
+        return storage
+
+    def upload(self, array: Array, name: str = "") -> Storage:
+        """Device memory with the array's elements, row-major."""
+        storage = self.storage(array.nbytes, name)
+        self._memory.upload(storage, array)
+        return storage
+
+    def upload_weight(
+        self, name: str, raw: Array, dtype: DType, shape: tuple[int, ...]
+    ) -> Storage:
+        """Device memory with a weight, arranged as the device's kernels want it.
+
+        `raw` holds ggml's bytes (uint8) of `shape`, numpy order; it is read in pieces.
+        """
+        layout = "ggml"
+        if len(shape) == 2:
+            layout = dispatch.weight_layout(self._device.traits, dtype, *shape)
+        if layout == "ggml":
+            storage = Storage(raw.nbytes, name, layout)
+            self._memory.upload(storage, raw)
+            return storage
+        storage = Storage(packed_bytes(layout, dtype, *shape), name, layout)
+        self._memory.upload(storage, pack(layout, dtype, *shape, raw))
+        return storage
+
+    # -- warmth ------------------------------------------------------------------------------
+
+    def warm(self) -> None:
+        """From here on a compile is what `--on-compile` says."""
+        self._guard.declare_warm()
+
+    @contextmanager
+    def no_compiles(self) -> Iterator[None]:
+        """Inside, a compile fails the execution that needs it with CompileForbiddenError."""
+        with self._guard.no_compiles():
+            yield
+
+    def annotate(self, label: str) -> None:
+        """Put a label of the caller's into the trace."""
+        if self.tracer is not None:
+            self.tracer.emit(records.Annotation, exec_id=None, label=label)
+
+    def prefetch(self, graph: Graph) -> None:
+        """Ask for the kernels of a graph that will run soon; returns without waiting."""
+        if not self._jit.asynchronous:
+            return
+        program = self._program(graph, None)
+        execution = Execution(exec_id=None, counts=GraphCounts())
+        self._jit.ask(self._wants(program).values(), execution)
+
+    # -- executing ---------------------------------------------------------------------------
+
+    def execute(self, graph: Graph, inputs: Mapping[str, Array] | None = None) -> Result:
+        """Run a graph and return its outputs. Raises HrxmpError; the executor lives on.
+
+        `inputs` has an array for each of the graph's inputs.
+        """
+        if self._failed:
+            raise DeviceError(f"this executor's device failed before: {self._failed}")
+        self.stats.executions += 1
+        exec_id = self.stats.executions
+        run = _Run(execution=Execution(exec_id=exec_id, counts=GraphCounts()))
+        begin = monotonic_ns()
+        tracer = self.tracer
+        if tracer is not None:
+            tracer.emit(
+                records.GraphBegin, exec_id=exec_id, uid=graph.uid, nodes=len(graph.nodes)
+            )
+        try:
+            outputs = self._run(graph, inputs or {}, run)
+        except HrxmpError as error:
+            self._finish(graph, run, begin, error)
+            raise
+        return Result(
+            exec_id=exec_id,
+            outputs=outputs,
+            counts=run.execution.counts,
+            dur_ns=self._finish(graph, run, begin, None),
+            replayed=run.replayed,
+        )
+
+    def _run(self, graph: Graph, inputs: Mapping[str, Array], run: _Run) -> dict[str, Array]:
+        program = self._program(graph, run)
+        prepared = self._prepared_for(program, graph, run)
+        prepared.write_inputs(inputs)
+        run.replayed = prepared.ready
+        if prepared.ready:
+            prepared.launch_all()
+        else:
+            self._first_launch(prepared, run.execution)
+        try:
+            return prepared.read_outputs()
+        except DeviceError as error:
+            self._failed = error.message  # the driver is of no use after a kernel fault
+            raise
+
+    def _first_launch(self, prepared: PreparedProgram, execution: Execution) -> None:
+        """Ask for all kernels at once, then launch in order, waiting only where one is missing."""
+        program = prepared.program
+        wanted = self._wants(program)
+        try:
+            self._jit.ask(wanted.values(), execution)
+            self._jit.expect([item.key for item in wanted.values()])
+            prepared.launch_all()
+            for command in program.commands[prepared.bound :]:
+                key = wanted[command.launch.variant].key
+                self._jit.need(key, execution)
+                prepared.add(command, self._table.new_kernel(key))
+        except HrxmpError:
+            self._jit.abandon([item.key for item in wanted.values()])
+            raise
+
+    def _program(self, graph: Graph, run: _Run | None) -> GraphProgram:
+        program = self._programs.find(graph)
+        hit = program is not None
+        if program is None:
+            program = lower(graph, self._device.traits, self._programs.next_number())
+            self._programs.keep(graph, program)
+            self.stats.program_builds += 1
+        elif run is not None:
+            self.stats.program_hits += 1
+        if run is not None:
+            run.program, run.program_hit = program.program, hit
+        return program
+
+    def _prepared_for(self, program: GraphProgram, graph: Graph, run: _Run) -> PreparedProgram:
+        storages = graph.storages()
+        key = (program.program, *(storage.uid for storage in storages))
+        prepared = self._prepared.get(key)
+        if prepared is not None:
+            self._prepared.move_to_end(key)
+            self.stats.prepared_hits += 1
+            run.prepared_hit = True
+            return prepared
+        prepared = PreparedProgram(program, storages, self._memory, self._device)
+        self.stats.prepared_builds += 1
+        if graph.uid:
+            self._prepared[key] = prepared
+            if len(self._prepared) > _PREPARED_KEPT:
+                self._prepared.popitem(last=False)
+        return prepared
+
+    def _wants(self, program: GraphProgram) -> dict[Variant, Wanted]:
+        """The kernels of a program in the order of first need."""
+        found = {}
+        for command in program.commands:
+            variant = command.launch.variant
+            if variant not in found:
+                found[variant] = self._want(variant)
+        return found
+
+    def _want(self, variant: Variant) -> Wanted:
+        wanted = self._wanted.get(variant)
+        if wanted is None:
+            components = build.components(self._device, variant, self._sanitizer)
+            wanted = Wanted(key=components.digest(), variant=variant, components=components)
+            self._wanted[variant] = wanted
+        return wanted
+
+    def _finish(self, graph: Graph, run: _Run, begin: int, error: HrxmpError | None) -> int:
+        dur_ns = monotonic_ns() - begin
+        counts = run.execution.counts
+        self.totals.add(counts)
+        self._guard.execution_done(self.stats.executions)
+        if self.tracer is not None:
+            self.tracer.emit(
+                records.GraphEnd,
+                exec_id=run.execution.exec_id,
+                uid=graph.uid,
+                outcome="failed" if error else "ok",
+                error=error.info() if error else None,
+                program=run.program,
+                program_hit=run.program_hit,
+                prepared_hit=run.prepared_hit,
+                replayed=run.replayed,
+                dur_ns=dur_ns,
+                **counts.as_dict(),
+            )
+        return dur_ns

@@ -1,0 +1,107 @@
+"""Prepared programs: commands with loaded kernels and bound buffers, ready to replay.
+
+Used by the executor's main thread. Everything that a replay would otherwise compute is computed
+here: kernel objects of their own for each command, arguments set once, sizes as the driver wants
+them. A replay writes the inputs and enqueues; it allocates, formats and looks up nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hrxmp.errors import DeviceError, GraphError
+from hrxmp.executor.graph_program import Command, GraphProgram
+from hrxmp.executor.memory import Memory
+from hrxmp.graph import Storage
+from hrxmp.kernels.device import Device
+from hrxmp.kernels.loader import opencl
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+Array = np.ndarray[Any, Any]
+
+
+class PreparedProgram:
+    """One graph program on one set of allocations.
+
+    It holds its buffers: the driver does not keep a kernel's arguments alive.
+    """
+
+    def __init__(
+        self, program: GraphProgram, storages: tuple[Storage, ...], memory: Memory, device: Device
+    ) -> None:
+        self.program = program
+        self._cl = opencl()
+        self._device = device
+        self._buffers = [memory.buffer(storage) for storage in storages]
+        self._buffers += [memory.allocate(n, "arena.activations") for n in program.arena_bytes]
+        self._launches: list[tuple[cl.Kernel, tuple[int, ...], tuple[int, ...]]] = []
+        self._held: dict[str, Array] = {}
+
+    @property
+    def bound(self) -> int:
+        """How many commands have their kernel, from the first on."""
+        return len(self._launches)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every command has its kernel."""
+        return len(self._launches) == len(self.program.commands)
+
+    def add(self, command: Command, kernel: cl.Kernel) -> None:
+        """Bind the next command to a kernel object of its own, and enqueue it a first time."""
+        launch = command.launch
+        buffers, slots = self._buffers, command.slots
+        kernel.set_args(*(buffers[slots[a]] if isinstance(a, str) else a for a in launch.args))
+        ready = kernel, launch.global_size, launch.variant.local_size
+        self._cl.enqueue_nd_range_kernel(self._device.queue, *ready)
+        self._launches.append(ready)
+
+    def launch_all(self) -> None:
+        """Enqueue all commands bound so far, in order."""
+        enqueue, queue = self._cl.enqueue_nd_range_kernel, self._device.queue
+        for kernel, global_size, local_size in self._launches:
+            enqueue(queue, kernel, global_size, local_size)
+
+    def launch_with_events(self, queue: cl.CommandQueue) -> list[cl.Event]:
+        """Enqueue all commands on a profiling queue; one event each, in order."""
+        enqueue = self._cl.enqueue_nd_range_kernel
+        return [enqueue(queue, *launch) for launch in self._launches]
+
+    def write_inputs(self, values: Mapping[str, Array]) -> None:
+        """Enqueue the copies of this execution's inputs. GraphError when they do not fit."""
+        ports = self.program.inputs
+        if values.keys() != ports.keys():
+            raise GraphError(f"inputs {sorted(values)} given, {sorted(ports)} expected")
+        for name, value in values.items():
+            port = ports[name]
+            data = np.ascontiguousarray(value, port.dtype)
+            if data.shape != port.shape:
+                raise GraphError(f"input {name!r}: shape {data.shape} given, {port.shape} expected")
+            self._held[name] = data  # the copy may be under way until the outputs are read
+            self._cl.enqueue_copy(
+                self._device.queue, self._buffers[port.slot], data,
+                dst_offset=port.offset, is_blocking=False,
+            )  # fmt: skip
+
+    def read_outputs(self) -> dict[str, Array]:
+        """Wait for the execution and fetch its outputs. DeviceError when a kernel failed."""
+        found = {}
+        try:
+            for name, port in self.program.outputs.items():
+                found[name] = np.empty(port.shape, port.dtype)
+                self._cl.enqueue_copy(
+                    self._device.queue, found[name], self._buffers[port.slot],
+                    src_offset=port.offset, is_blocking=True,
+                )  # fmt: skip
+            if not found:
+                self._device.queue.finish()
+        except self._cl.Error as error:
+            raise DeviceError(
+                f"the device failed while it ran graph program {self.program.program}: {error}"
+            ) from error
+        return found
