@@ -102,7 +102,7 @@ def build(device: Device, variant: Variant, sanitizer: str = "", extra_options: 
     """
     check_sanitizer(sanitizer)
     definition = _checked_definition(variant)
-    options = _all_options(variant, sanitizer, extra_options)
+    options = _all_options(definition, variant, sanitizer, extra_options)
     start = monotonic_ns()
     program = _compile(device, variant, catalog.source_text(definition), options)
     compiled = monotonic_ns()
@@ -110,7 +110,7 @@ def build(device: Device, variant: Variant, sanitizer: str = "", extra_options: 
     created = monotonic_ns()
     _dry_launch(device, kernel, definition.args, variant.local_size)
     launched = monotonic_ns()
-    binary = program.get_info(opencl().program_info.BINARIES)[0]
+    binary = _binary(program)
     read = monotonic_ns()
     return Built(
         binary=binary,
@@ -161,18 +161,22 @@ def _checked_definition(variant: Variant) -> KernelDefinition:
     return definition
 
 
-def _all_options(variant: Variant, sanitizer: str, extra_options: str) -> str:
+def _all_options(
+    definition: KernelDefinition, variant: Variant, sanitizer: str, extra_options: str
+) -> str:
     sizes = (*variant.local_size, 1, 1)[: len(_LOCAL_SIZE_NAMES)]
     local = [f"-D{name}={size}" for name, size in zip(_LOCAL_SIZE_NAMES, sizes, strict=True)]
     checks = ("access", "value") if sanitizer == "all" else (sanitizer,) if sanitizer else ()
     sanitize = [f"-DSANITIZE_{check.upper()}=1" for check in checks]
-    return " ".join([_OPTIONS, variant.defines(), *local, *sanitize, extra_options]).strip()
+    entry = f"-DENTRY_{definition.entry_point}=1"
+    words = [_OPTIONS, entry, variant.defines(), *local, *sanitize, extra_options]
+    return " ".join(word for word in words if word)
 
 
 def _compile(device: Device, variant: Variant, source: str, options: str) -> cl._cl._Program:
     module = opencl()
     # The raw program: pyopencl's wrapper adds options from the environment that no key names.
-    program = module._cl._Program(device.context, source)
+    program: cl._cl._Program = module._cl._Program(device.context, source)
     try:
         program._build(options.encode(), [device.handle])
     except module.Error as error:
@@ -183,6 +187,11 @@ def _compile(device: Device, variant: Variant, source: str, options: str) -> cl.
             log=log,
         ) from error
     return program
+
+
+def _binary(program: cl._cl._Program) -> bytes:
+    binaries: list[bytes] = program.get_info(opencl().program_info.BINARIES)  # type: ignore[assignment]
+    return binaries[0]
 
 
 def _log(program: cl._cl._Program, device: Device) -> str:

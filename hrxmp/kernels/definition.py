@@ -53,12 +53,9 @@ class DeviceTraits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def arguments(text: str) -> tuple[Argument, ...]:
-    """Arguments from a line like `x:buffer k:int eps:float`."""
+    """Arguments from a line like `x:buffer k:int eps:float`; KeyError for another kind."""
     pairs = (word.split(":") for word in text.split())
-    return tuple(Argument(name=name, kind=_kind(kind)) for name, kind in pairs)
+    return tuple(Argument(name=name, kind=_KINDS[kind]) for name, kind in pairs)
 
 
-def _kind(word: str) -> ArgumentKind:
-    if word == "buffer" or word == "int" or word == "float":
-        return word
-    raise ValueError(f"unknown argument kind {word!r}")
+_KINDS: dict[str, ArgumentKind] = {"buffer": "buffer", "int": "int", "float": "float"}

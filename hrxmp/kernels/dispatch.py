@@ -1,0 +1,34 @@
+"""The kernel library's front: one function an op, from traits and sizes to a launch.
+
+The executor's lowering and warm-up call these; each family has its own module. Nothing here
+touches a device.
+"""
+
+from __future__ import annotations
+
+from hrxmp.kernels.attention import flash_attn, rope_set_rows
+from hrxmp.kernels.elementwise_ops import binary, cpy, scale, silu, swiglu
+from hrxmp.kernels.mul_mat import WeightSpec, fuses_norm, mul_mat, weight_layout
+from hrxmp.kernels.row_ops import argmax, get_rows, rms_norm, rope, set_rows, soft_max
+from hrxmp.kernels.view import View
+
+__all__ = [
+    "View",
+    "WeightSpec",
+    "argmax",
+    "binary",
+    "cpy",
+    "flash_attn",
+    "fuses_norm",
+    "get_rows",
+    "mul_mat",
+    "rms_norm",
+    "rope",
+    "rope_set_rows",
+    "scale",
+    "set_rows",
+    "silu",
+    "soft_max",
+    "swiglu",
+    "weight_layout",
+]
