@@ -86,7 +86,7 @@ def _pack_rows(dtype: DType, k: int, rows: Bytes, packed: Bytes) -> None:
 
 def _put(packed: Bytes, start: int, words: Array) -> int:
     """Interleave words [rows, blocks, w] of 16 rows each at byte `start`; where they end."""
-    rows, blocks, width = words.shape
+    _, blocks, width = words.shape
     end = start + blocks * width * LANES * words.itemsize
     target = packed[:, start:end].view(words.dtype).reshape(-1, blocks, width, LANES)
     target[:] = words.reshape(-1, LANES, blocks, width).transpose(0, 2, 3, 1)
@@ -95,7 +95,7 @@ def _put(packed: Bytes, start: int, words: Array) -> int:
 
 def _put_fields(packed: Bytes, start: int, scales: Bytes, fields: tuple[int, ...]) -> int:
     """Scales of a block: each field of 16 rows together, then the next."""
-    rows, blocks, width = scales.shape
+    _, blocks, width = scales.shape
     end = start + blocks * width * LANES
     target = packed[:, start:end].reshape(-1, blocks, width * LANES)
     source = scales.reshape(-1, LANES, blocks, width)

@@ -138,9 +138,7 @@ def test_rope_set_rows(
     expected_q = rotated(q.reshape(m, heads, d), positions, n_dims, mode == "neox", ones)
     expected_k = rotated(k.reshape(m, kv_heads, d), positions, n_dims, mode == "neox", ones)
     step = 1e-3 if kv_dtype is DType.F16 else 0
-    np.testing.assert_allclose(
-        result["qkv"][:, : widths[0]], expected_q.reshape(m, -1), atol=3e-4
-    )
+    np.testing.assert_allclose(result["qkv"][:, : widths[0]], expected_q.reshape(m, -1), atol=3e-4)
     stored = result["k_cache"][positions]
     np.testing.assert_allclose(stored, expected_k.reshape(m, -1), atol=3e-4, rtol=step)
     np.testing.assert_allclose(result["v_cache"][positions], v, rtol=step)
@@ -177,9 +175,7 @@ def test_length_is_no_parameter(device: Device) -> None:
 def test_wrong_calls_are_refused(device: Device) -> None:
     sizes = {"m": 1, "scale": 1.0, "kv_capacity": 8}
     with pytest.raises(UnsupportedError, match="evenly"):
-        flash_attn(
-            device.traits, head_dim=64, n_heads=9, n_kv_heads=2, kv_dtype=DType.F16, **sizes
-        )
+        flash_attn(device.traits, head_dim=64, n_heads=9, n_kv_heads=2, kv_dtype=DType.F16, **sizes)
     with pytest.raises(UnsupportedError, match="cache of q8_0"):
         flash_attn(
             device.traits, head_dim=64, n_heads=9, n_kv_heads=3, kv_dtype=DType.Q8_0, **sizes

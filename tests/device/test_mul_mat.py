@@ -65,9 +65,7 @@ def product(
     run: Runner, device: Device, weights: list[Weight], x: np.ndarray, **options: object
 ) -> np.ndarray:
     m, k = x.shape
-    launch = mul_mat(
-        device.traits, weights=tuple(w.spec for w in weights), k=k, m=m, **options
-    )
+    launch = mul_mat(device.traits, weights=tuple(w.spec for w in weights), k=k, m=m, **options)
     columns = weights[0].spec.n
     if options.get("epilogue") != "swiglu":
         columns = sum(w.spec.n for w in weights)
