@@ -110,7 +110,7 @@ class CompileEnd(Record, frozen=True, kw_only=True, tag="compile-end"):
     log: str
     log_path: str
     error: ErrorInfo | None
-    synthetic: bool
+    synthetic: bool = False
     """Made up by the aggregator because the source died."""
 
 
@@ -155,6 +155,8 @@ class WaitEnd(Record, frozen=True, kw_only=True, tag="wait-end"):
     asked_by: int | None
     dur_ns: int
     outcome: str
+    synthetic: bool = False
+    """Made up by the aggregator because the source died."""
 
 
 class GraphEnd(Record, frozen=True, kw_only=True, tag="graph-end"):
@@ -177,6 +179,8 @@ class GraphEnd(Record, frozen=True, kw_only=True, tag="graph-end"):
     waits: int
     wait_ns: int
     dur_ns: int
+    synthetic: bool = False
+    """Made up by the aggregator because the source died; its counts are not known."""
 
 
 class WorkerStart(Record, frozen=True, kw_only=True, tag="worker-start"):

@@ -73,7 +73,7 @@ class Link(Generic[T]):
             msg_seq=self._sent,
             mono_ns=mono_ns(),
             hlc=self.clock.tick(wall_ns()),
-            cause=cause and (cause.source, cause.incarnation, cause.msg_seq),
+            cause=(cause.source, cause.incarnation, cause.msg_seq) if cause else None,
         )
         frames = [_encoder.encode(envelope), _encoder.encode(body), *buffers]
         if self._router:
@@ -129,11 +129,14 @@ class Link(Generic[T]):
         self.clock.merge(envelope.hlc, wall_ns())
         return Received(peer, envelope, body, frames[2:])
 
-    def _drop(self, reason: str) -> None:
+    def _drop(self, reason: str) -> Received[T] | None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        return None
 
 
-def router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve_dir: str = "") -> zmq.Socket[bytes]:
+def router(
+    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve_dir: str = ""
+) -> zmq.Socket[bytes]:
     """A bound ROUTER. ipc files are 0600; tcp needs CURVE keys in `curve_dir`."""
     check_endpoint(endpoint, curve_dir)
     socket = _socket(context, zmq.ROUTER)
@@ -145,12 +148,22 @@ def router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve_dir: st
     return socket
 
 
-def dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve_dir: str = "") -> zmq.Socket[bytes]:
-    """A connected DEALER; it reconnects by itself when the peer restarts."""
+def dealer(
+    context: zmq.Context[zmq.Socket[bytes]],
+    endpoint: str,
+    curve_dir: str = "",
+    *,
+    immediate: bool = False,
+) -> zmq.Socket[bytes]:
+    """A connected DEALER; it reconnects by itself when the peer restarts.
+
+    With `immediate` nothing is queued for an absent peer: `Link.send` is False instead.
+    """
     check_endpoint(endpoint, curve_dir)
     socket = _socket(context, zmq.DEALER)
     socket.setsockopt(zmq.RECONNECT_IVL, 20)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+    socket.setsockopt(zmq.IMMEDIATE, int(immediate))
     if endpoint.startswith("tcp://"):
         server, _ = zmq.auth.load_certificate(Path(curve_dir) / "server.key")
         public, secret = zmq.auth.load_certificate(Path(curve_dir) / "client.key_secret")
