@@ -31,6 +31,7 @@ from hrxmp.kernels.entry import (
     encode,
 )
 from hrxmp.kernels.keys import KeyComponents
+from hrxmp.settings import Settings
 
 SUFFIX = ".hrxk"
 _NAME = re.compile(r"([0-9a-f]{64})\.hrxk")
@@ -38,6 +39,11 @@ _TEMPORARY = re.compile(r"\.tmp-(\d+)-[0-9a-f]{16}")
 _TOUCH_AFTER_S = 60.0
 _STALE_AFTER_S = 3600.0
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def default_folder() -> Path:
+    """The user's own store."""
+    return Path("~/.cache/hrxmp/kernels").expanduser()
 
 
 class Miss(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +94,7 @@ class Store:
         self._warn = warn or (lambda _text: None)
         self._said: set[str] = set()
         self._room: tuple[int, int] | None = None
-        self._headers: dict[tuple[Path, str], tuple[int, KeyComponents]] = {}
+        self._known: dict[str, KeyComponents] = {}
 
     def get(self, key: str, expected: KeyComponents) -> StoreEntry | Miss:
         """The entry of `key`, whole and made for `expected`, or why there is none."""
@@ -129,15 +135,23 @@ class Store:
             os.unlink(key + SUFFIX, dir_fd=folder)
 
     def components_index(self) -> list[KeyComponents]:
-        """The components of every entry, from headers only; read once as long as a file stays."""
+        """The components of every entry, from headers only. A name is the digest of its
+        components, so each header is read once, whatever becomes of the file."""
         index = []
         for folder, own in self._folders():
             with contextlib.suppress(OSError), self._open_folder(folder, own=own) as descriptor:
                 for name in _entry_names(descriptor):
-                    found = self._header(folder, descriptor, name, own)
-                    if found is not None:
-                        index.append(found)
+                    if name in self._known or self._learn(descriptor, name, own):
+                        index.append(self._known[name])
         return index
+
+    def entry_count(self) -> int:
+        """How many entries there are, in the layers too; nothing is read."""
+        count = 0
+        for folder, own in self._folders():
+            with contextlib.suppress(OSError), self._open_folder(folder, own=own) as descriptor:
+                count += len(_entry_names(descriptor))
+        return count
 
     def entries(self, *, verify: bool = False) -> Iterator[Listed]:
         """All entries of the own folder; `verify` reads each whole. StoreError if unusable."""
@@ -184,18 +198,16 @@ class Store:
             self._trouble("read", error)
             return Miss(reason=f"refused: {_text(error)}")
 
-    def _header(self, folder: Path, descriptor: int, name: str, own: bool) -> KeyComponents | None:
+    def _learn(self, folder: int, name: str, own: bool) -> bool:
         try:
-            with _open_entry(descriptor, name, own) as fd:
-                changed = os.fstat(fd).st_mtime_ns
-                known = self._headers.get((folder, name))
-                if known is not None and known[0] == changed:
-                    return known[1]
-                components = decode_header(os.read(fd, 65536)).components
+            with _open_entry(folder, name, own) as fd:
+                header = decode_header(os.read(fd, 65536))
         except (OSError, EntryError):
-            return None
-        self._headers[folder, name] = (changed, components)
-        return components
+            return False
+        if header.key + SUFFIX != name:
+            return False
+        self._known[name] = header.components
+        return True
 
     def _list_one(self, folder: int, name: str, verify: bool) -> Listed | None:
         header, problem = None, ""
@@ -295,6 +307,19 @@ class Store:
             self._said.add(text)
             self._warn(f"{sentence}; going on without it ({advice})")
         return text
+
+
+def open_store(settings: Settings, warn: Callable[[str], None] | None) -> Store:
+    """The store that the settings ask for; the same in executor, pool and workers."""
+    off = settings.cache == "off"
+    folder = Path(settings.cache).absolute() if settings.cache else default_folder()
+    return Store(
+        None if off else folder,
+        limit_bytes=settings.cache_limit_mb << 20,
+        layers=tuple(Path(layer) for layer in settings.cache_layers.split(":") if layer),
+        strict=settings.cache_strict,
+        warn=warn,
+    )
 
 
 def _check(status: os.stat_result, what: str, own: bool) -> None:

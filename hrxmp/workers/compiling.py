@@ -1,0 +1,168 @@
+"""What a worker does with one job: device, comparison of components, compiler, store.
+
+Runs in a worker's main thread. Whatever happens becomes one answer; only the process's own death
+leaves a job without one, and then the pool answers. pyopencl is loaded at the first real job.
+"""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hrxmp.errors import (
+    CompileError,
+    CompileRejectedError,
+    CompileSetupError,
+    ErrorInfo,
+    HrxmpError,
+    UsageError,
+)
+from hrxmp.kernels.keys import KeyComponents, Variant, differences
+from hrxmp.kernels.store import Store, open_store
+from hrxmp.messages import Body, CompileJob, JobDone, JobFailed
+from hrxmp.settings import Settings
+
+if TYPE_CHECKING:
+    from hrxmp.kernels.build import Built
+    from hrxmp.kernels.device import Device
+
+Function = Callable[[str, Variant], Any]
+"""A compiler for tests: (device SPEC, variant) -> something with the fields of `Built`."""
+
+MAX_LOG = 1 << 20
+
+
+class Compiler:
+    """One worker's compiler with its device and its store."""
+
+    def __init__(self, store: Store, scratch: str, vendors: str, function: Function | None) -> None:
+        self._store = store
+        self._scratch = scratch
+        self._vendors = vendors
+        self._function = function
+        self._device: Device | None = None
+        self._spec = ""
+
+    @classmethod
+    def from_environment(
+        cls, environ: Mapping[str, str], scratch: str, function: Function | None
+    ) -> Compiler:
+        """The compiler that the pool's settings ask for."""
+        store = open_store(Settings.from_environment(environ), warn=None)
+        return cls(store, scratch, environ.get("OCL_ICD_VENDORS", ""), function)
+
+    def run(
+        self, job: CompileJob, set_phase: Callable[[str], None]
+    ) -> tuple[Body, tuple[bytes, ...]]:
+        """Build the job's kernel: the answer and its buffers. Never raises."""
+        started = False
+
+        def phase(name: str) -> None:
+            nonlocal started
+            started = started or name == "compiler"
+            set_phase(name)
+
+        try:
+            built = self._build(job, phase)
+            phase("store")
+            return self._done(job, built), (built.binary,)
+        except CompileRejectedError as error:
+            return _failed(job, "rejected", True, error), ()
+        except (CompileSetupError, UsageError) as error:
+            return _failed(job, "setup", False, error), ()
+        except Exception as error:  # noqa: BLE001 - a driver may raise anything; it is an answer
+            return _failed(job, "crash" if started else "setup", started, error), ()
+
+    def _build(self, job: CompileJob, phase: Callable[[str], None]) -> Built:
+        if self._function is not None:
+            phase("compiler")
+            return _checked(self._function(job.device, job.variant))
+        from hrxmp.kernels import build
+
+        phase("device")
+        device = self._open(job.device)
+        sanitizer = job.components.sanitizer
+        extra = _extra_options(build.components(device, job.variant, sanitizer), job.components)
+        build.check_sanitizer(sanitizer)
+        _compare(build.components(device, job.variant, sanitizer, extra), job.components)
+        phase("compiler")
+        return build.build(device, job.variant, sanitizer, extra)
+
+    def _open(self, spec: str) -> Device:
+        if self._device is None or self._spec != spec:
+            from hrxmp.kernels import device
+            from hrxmp.kernels.loader import prepare_loader
+
+            prepare_loader(vendors=self._vendors, scratch=self._scratch)
+            self._device = device.open_device(spec, probed=False)
+            self._spec = spec
+        return self._device
+
+    def _done(self, job: CompileJob, built: Built) -> JobDone:
+        return JobDone(
+            job_id=job.job_id,
+            compile_ns=built.compile_ns,
+            create_ns=built.create_ns,
+            launch_ns=built.launch_ns,
+            read_ns=built.read_ns,
+            binary_kind=built.kind,
+            log=built.log[:MAX_LOG],
+            not_stored=self._put(job, built),
+        )
+
+    def _put(self, job: CompileJob, built: Built) -> str:
+        try:
+            return self._store.put(job.key, job.components, built.binary, built.kind)
+        except HrxmpError as error:  # a strict store: the pool says it, the binary is good
+            return str(error)
+
+
+def load_function(text: str) -> Function:
+    """The function of `module:function`."""
+    module, _, name = text.partition(":")
+    function: Function = getattr(importlib.import_module(module), name)
+    return function
+
+
+def _checked(built: Any) -> Built:
+    """A compiler of another kind may answer anything; only bytes and numbers go on the wire."""
+    numbers = (built.compile_ns, built.create_ns, built.launch_ns, built.read_ns)
+    if not isinstance(built.binary, bytes) or not all(isinstance(n, int) for n in numbers):
+        raise TypeError(f"the compiler answered rubbish: {type(built.binary).__name__}")
+    found: Built = built
+    return found
+
+
+def _extra_options(plain: KeyComponents, wanted: KeyComponents) -> str:
+    """The options that the executor adds to the usual ones."""
+    usual = plain.build_options + " "
+    return wanted.build_options.removeprefix(usual) if wanted.build_options.startswith(usual) else ""
+
+
+def _compare(found: KeyComponents, wanted: KeyComponents) -> None:
+    """Two versions of the package, or two devices, fail loudly instead of sharing a key."""
+    if found != wanted:
+        items = differences(wanted, found)
+        text = "; ".join(f"{d.component}: {d.before!r} there, {d.after!r} here" for d in items)
+        raise CompileSetupError(
+            f"executor and worker do not mean the same kernel: {text}",
+            remedy="executor and pool must run the same version on the same device",
+        )
+
+
+def _failed(job: CompileJob, outcome: str, started: bool, error: Exception) -> JobFailed:
+    if isinstance(error, HrxmpError):
+        info = error.info()
+    else:
+        text = "".join(traceback.format_exception(error))[-4000:]
+        info = ErrorInfo(code="compile", message=f"{type(error).__name__}: {error}", traceback=text)
+    log = error.log if isinstance(error, CompileError) else ""
+    return JobFailed(
+        job_id=job.job_id,
+        compiler_started=started,
+        outcome=outcome,
+        error=info,
+        log=log[:MAX_LOG],
+    )

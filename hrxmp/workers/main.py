@@ -1,0 +1,142 @@
+"""hrxmp-workers: the pool process. Sockets, signals, one loop; `pool` does the rest.
+
+Started by `hrxmp-run` for one run, or as a daemon that many runs share. It must start and stay up
+on a box whose driver is broken, so it loads neither pyopencl nor numpy. SIGTERM drains: what runs
+is finished and answered, the rest is asked for again by its executors at the next pool.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hrxmp import lifecycle, wire
+from hrxmp.clock import HybridLogicalClock, mono_ns
+from hrxmp.identity import new_identity, new_run_id
+from hrxmp.kernels.store import open_store
+from hrxmp.messages import FromWorker, ToPool
+from hrxmp.settings import Settings
+from hrxmp.workers.actions import Limits
+from hrxmp.workers.broker import Broker
+from hrxmp.workers.capacity import usable_cores
+from hrxmp.workers.crew import Crew
+from hrxmp.workers.pool import HEARTBEAT_MS, Pool
+from hrxmp.workers.sessions import Traces
+
+DRAIN_S = 10.0
+_BUSY_MS = 50
+_ORPHAN_S = 2.5
+
+
+def main(argv: list[str], environ: Mapping[str, str] | None = None) -> int:
+    """Run a pool until it is told to stop; the exit code."""
+    args = _parser().parse_args(argv)
+    wake = lifecycle.WakeUp()
+    signals = lifecycle.StopSignals(wake)
+    signals.install()
+    lifecycle.arm_parent_watch(args.parent_fd, partial(_orphaned, signals))
+    environ = dict(os.environ if environ is None else environ)
+    settings = Settings.from_environment(environ)
+    folder = _private_folder(settings)
+    context = wire.context()
+    try:
+        pool = _open(args, settings, environ, folder, context)
+        lifecycle.notify_ready(args.ready_fd)
+        try:
+            _loop(pool, wake, signals)
+        finally:
+            pool.close("the pool ends")
+            pool.requests.close(linger_ms=200)
+            pool.work.close()
+    finally:
+        context.term()
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def _open(
+    args: argparse.Namespace,
+    settings: Settings,
+    environ: Mapping[str, str],
+    folder: Path,
+    context: Any,
+) -> Pool:
+    clock = HybridLogicalClock()
+    identity = new_identity(new_run_id(), "pool")
+    endpoint = f"ipc://{folder}/work"
+    requests: wire.Link[ToPool] = wire.Link(
+        wire.router(context, args.bind, settings.curve_dir), ToPool, identity, clock
+    )
+    work: wire.Link[FromWorker] = wire.Link(
+        wire.router(context, endpoint), FromWorker, identity, clock
+    )
+    workers = args.workers or settings.workers or usable_cores()
+    return Pool(
+        requests,
+        work,
+        Broker(Limits.of(settings, workers)),
+        Crew(endpoint, identity.run_id, folder, environ, args.compiler),
+        Traces(settings, clock),
+        open_store(settings, _say),
+        settings,
+        _say,
+    )
+
+
+def _loop(pool: Pool, wake: lifecycle.WakeUp, signals: lifecycle.StopSignals) -> None:
+    stop_by_ns = 0
+    while True:
+        timeout_ms = _BUSY_MS if pool.broker.busy or stop_by_ns else HEARTBEAT_MS // 2
+        ready = lifecycle.wait(
+            [pool.requests, pool.work], [wake.fd, *pool.descriptors()], timeout_ms
+        )
+        wake.clear()
+        pool.receive()
+        pool.client_ended(ready)
+        pool.tick()
+        if signals.count and not stop_by_ns:
+            stop_by_ns = mono_ns() + int(DRAIN_S * 1e9)
+            pool.broker.drain()
+        late = signals.count > 1 or mono_ns() > stop_by_ns
+        if stop_by_ns and (late or not pool.broker.busy):
+            return
+
+
+def _orphaned(signals: lifecycle.StopSignals) -> None:
+    """The launcher is gone: end in order, and if that does not work, end anyway."""
+    signals.stop_now()
+    time.sleep(_ORPHAN_S)
+    lifecycle.leave_now()
+
+
+def _private_folder(settings: Settings) -> Path:
+    """For the work link and the workers' temporary files; removed at the end."""
+    return Path(tempfile.mkdtemp(prefix="hrxmp-w-", dir=settings.runtime_dir or None))
+
+
+def _say(text: str) -> None:
+    """A daemon's one sentence to whoever started it."""
+    sys.stderr.write(f"hrxmp-workers: {text}\n")
+    sys.stderr.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hrxmp-workers", description="The compile pool: a broker and its compile workers."
+    )
+    parser.add_argument("--bind", required=True, metavar="ENDPOINT", help="ipc:// or tcp://")
+    parser.add_argument("--workers", type=int, default=0, help="most workers; 0: usable cores")
+    parser.add_argument(
+        "--compiler", default="", metavar="MODULE:FUNCTION", help="for tests: instead of OpenCL"
+    )
+    parser.add_argument("--ready-fd", type=int, default=-1, help="told when it is ready")
+    parser.add_argument("--parent-fd", type=int, default=-1, help="it ends when this closes")
+    return parser

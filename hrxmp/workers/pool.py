@@ -1,0 +1,428 @@
+"""The compile pool: sockets and processes on one side, the broker's decisions on the other.
+
+Runs in the pool process's only loop. Everything that arrives becomes an event for the broker,
+everything that the broker decides is carried out here, in order. It loads neither pyopencl nor
+numpy, and nothing here blocks longer than reading one store entry.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from hrxmp import wire
+from hrxmp.clock import mono_ns
+from hrxmp.errors import ChildError, CompileSetupError
+from hrxmp.kernels.entry import StoreEntry
+from hrxmp.kernels.store import Store
+from hrxmp.messages import (
+    Body,
+    CompileAccepted,
+    CompileCancel,
+    CompileDone,
+    CompileJob,
+    CompileNoted,
+    CompileRequest,
+    CompileStarted,
+    CompileUrgent,
+    FromWorker,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    JobDone,
+    JobFailed,
+    JobStarted,
+    Shutdown,
+    StatusReply,
+    StatusRequest,
+    ToPool,
+    Welcome,
+)
+from hrxmp.settings import Settings
+from hrxmp.workers.actions import (
+    Accept,
+    Action,
+    Answer,
+    Assign,
+    Begin,
+    Client,
+    End,
+    Failure,
+    Kill,
+    Progress,
+    Request,
+    Result,
+    Retire,
+    Spawn,
+    Started,
+)
+from hrxmp.workers.broker import Broker
+from hrxmp.workers.crew import Crew, Gone
+from hrxmp.workers.sessions import Outgoing, RunTrace, Session, Traces, failed_message
+
+HEARTBEAT_MS = 500
+LIVENESS = 6
+_GROWN_SHARE = 2
+"""A worker that keeps more than this fraction of the job limit after a job is replaced."""
+
+
+class Pool:
+    """The state of a pool process. One thread calls it."""
+
+    def __init__(
+        self,
+        requests: wire.Link[ToPool],
+        work: wire.Link[FromWorker],
+        broker: Broker,
+        crew: Crew,
+        traces: Traces,
+        store: Store,
+        settings: Settings,
+        say: Callable[[str], None],
+    ) -> None:
+        self.requests = requests
+        self.work = work
+        self.broker = broker
+        self.crew = crew
+        self.sessions: dict[bytes, Session] = {}
+        self._clients: dict[Client, Session] = {}
+        self._traces = traces
+        self._store = store
+        self._memory_mb = settings.job_memory_mb
+        self._say = say
+        self._said: set[str] = set()
+        self._started_ns = mono_ns()
+        self._next_heartbeat_ns = 0
+        self._late_heartbeats = 0
+        self._todo: collections.deque[Action] = collections.deque()
+
+    # -- the loop's entries -------------------------------------------------------------------
+
+    def receive(self) -> None:
+        """Handle everything that has arrived."""
+        while (message := self.requests.receive()) is not None:
+            self._from_executor(message)
+        while (reply := self.work.receive()) is not None:
+            self._from_worker(reply)
+
+    def tick(self) -> None:
+        """Look at processes and at the time."""
+        now = mono_ns()
+        for gone in self.crew.collect():
+            self._worker_gone(gone, now)
+        for worker in list(self.broker.workers.values()):
+            if worker.job is not None and self._memory_mb:
+                used = self.crew.grown_mb(worker.name)
+                if used > self._memory_mb:
+                    self._do(self.broker.over_memory(worker.name, used, self._memory_mb, now))
+        self._do(self.broker.tick(now))
+        self.crew.press(now)
+        self._late_heartbeats += self.crew.count_late(now)
+        for session in list(self._clients.values()):
+            session.release_late(now)
+            session.flush(self.requests)
+            if session.silent(now):
+                self._client_gone(session)
+        if now >= self._next_heartbeat_ns:
+            self._next_heartbeat_ns = now + HEARTBEAT_MS * 1_000_000
+            self._tell_all(Heartbeat(state="busy" if self.broker.busy else "idle"))
+
+    def client_ended(self, ready: Iterable[int]) -> None:
+        """Handles of executor processes that ended."""
+        ended = set(ready)
+        for session in [s for s in self._clients.values() if s.fd in ended]:
+            self._client_gone(session)
+
+    def descriptors(self) -> list[int]:
+        """Handles to poll besides the sockets."""
+        watched = [session.fd for session in self._clients.values() if session.fd >= 0]
+        return watched + self.crew.descriptors()
+
+    def close(self, reason: str) -> None:
+        """Tell executors, end workers and streams."""
+        self._tell_all(Shutdown(reason=reason, grace_ms=0))
+        self.crew.close()
+        for session in list(self._clients.values()):
+            session.close()
+        self._traces.close()
+
+    # -- executors ----------------------------------------------------------------------------
+
+    def _from_executor(self, message: wire.Received[ToPool]) -> None:
+        body, now = message.body, mono_ns()
+        if isinstance(body, StatusRequest):
+            self.requests.send(self._status(body.token, now), to=message.peer)
+            return
+        if isinstance(body, Hello):
+            self._hello(message, body)
+            return
+        session = self.sessions.get(message.peer)
+        if session is None:
+            # Of an earlier life of this pool: it says hello again, and asks again.
+            self.requests.send(Heartbeat(state="unknown"), to=message.peer)
+            return
+        session.heard_ns = now
+        match body:
+            case CompileRequest():
+                self._request(session, message.envelope.exec_id, body, now)
+            case CompileNoted(request_id=request_id):
+                session.noted(request_id)
+            case CompileUrgent(request_ids=ids):
+                self._do(self.broker.urgent(session.client, ids, now))
+            case CompileCancel(request_id=request_id):
+                self._do(self.broker.cancel(session.client, request_id, now))
+            case Goodbye():
+                self._client_gone(session)
+            case _:
+                pass
+
+    def _hello(self, message: wire.Received[ToPool], body: Hello) -> None:
+        envelope = message.envelope
+        client = (envelope.run_id, envelope.source, envelope.incarnation)
+        session = self._clients.get(client)
+        if session is None:
+            trace = self._traces.open(envelope.run_id, body)
+            session = self._clients[client] = Session(client, body, message.peer, trace)
+        else:
+            self.sessions.pop(session.peer, None)
+            session.peer = message.peer
+            session.heard_ns = mono_ns()
+        self.sessions[message.peer] = session
+        session.send(
+            self.requests,
+            Outgoing(body=Welcome(heartbeat_ms=HEARTBEAT_MS, liveness=LIVENESS)),
+        )
+
+    def _request(
+        self, session: Session, exec_id: int | None, body: CompileRequest, now: int
+    ) -> None:
+        if body.key != body.components.digest():
+            error = CompileSetupError("the key is not the digest of its components").info()
+            failure = Failure(outcome="setup", compiler_started=False, error=error)
+            answer = failed_message(body.request_id, "", 0, failure)
+            session.send(self.requests, Outgoing(body=answer, exec_id=exec_id))
+            return
+        request = Request(client=session.client, exec_id=exec_id, body=body)
+        stored = self._lookup(request) if self.broker.book.needs_lookup(request) else None
+        self._do(self.broker.submit(request, now, stored))
+
+    def _lookup(self, request: Request) -> Result | None:
+        found = self._store.get(request.body.key, request.body.components)
+        if isinstance(found, StoreEntry):
+            return Result(binary=found.binary, kind=found.kind)
+        return None
+
+    def _client_gone(self, session: Session) -> None:
+        self._do(self.broker.client_gone(session.client, mono_ns()))
+        self.sessions.pop(session.peer, None)
+        del self._clients[session.client]
+        session.close()
+        self._traces.leave(session.run_id)
+        if not any(other.run_id == session.run_id for other in self._clients.values()):
+            self.broker.run_over(session.run_id)
+
+    def _tell_all(self, body: Body) -> None:
+        """Tell every executor what need not arrive."""
+        for session in self._clients.values():
+            self.requests.send(body, to=session.peer, run_id=session.run_id)
+
+    # -- workers ------------------------------------------------------------------------------
+
+    def _from_worker(self, message: wire.Received[FromWorker]) -> None:
+        name, body, now = message.envelope.source, message.body, mono_ns()
+        if isinstance(body, Hello):
+            if self.crew.hello(name, body.pid, message.peer):
+                self.crew.send(self.work, name, Welcome(heartbeat_ms=HEARTBEAT_MS, liveness=0))
+                self._do(self.broker.worker_ready(name, now))
+            else:
+                self.work.send(Shutdown(reason="not a worker of this pool", grace_ms=0), to=message.peer)
+            return
+        member = self.crew.known(name, message.peer)
+        if member is None:
+            return
+        member.heard_ns = now
+        match body:
+            case Heartbeat(phase=phase):
+                member.phase = phase
+            case JobStarted(job_id=job_id):
+                self._do(self.broker.job_started(name, job_id, now))
+            case JobDone():
+                self._job_done(name, body, message.buffers, now)
+            case JobFailed():
+                failure = Failure(
+                    outcome=body.outcome,
+                    compiler_started=body.compiler_started,
+                    error=body.error,
+                    log=body.log,
+                )
+                self._do(self.broker.job_failed(name, body.job_id, failure, now))
+                self._watch_growth(name, now)
+            case _:
+                pass
+
+    def _job_done(self, name: str, body: JobDone, buffers: list[bytes], now: int) -> None:
+        if len(buffers) != 1:
+            return  # the deadline answers for a worker that sends rubbish
+        if body.not_stored not in ("", "off"):
+            self._say_once(f"a compiled kernel was not stored: {body.not_stored}")
+        result = Result(
+            binary=buffers[0],
+            kind=body.binary_kind,
+            compile_ns=body.compile_ns,
+            finish_ns=body.create_ns + body.launch_ns + body.read_ns,
+            log=body.log,
+        )
+        self._do(self.broker.job_done(name, body.job_id, result, now))
+        self._watch_growth(name, now)
+
+    def _watch_growth(self, name: str, now: int) -> None:
+        grown = self.crew.total_growth_mb(name)
+        if self._memory_mb and grown > self._memory_mb // _GROWN_SHARE:
+            self._do(self.broker.recycle(name, f"recycled: it grew by {grown} MB", now))
+
+    def _worker_gone(self, gone: Gone, now: int) -> None:
+        requests = gone.held or self.broker.requests_of(gone.worker)
+        reason = gone.reason or f"it ended by itself: {gone.exit}"
+        for trace in self._traces.all():
+            run_id = trace.tracer.identity.run_id
+            held = [r.body.request_id for r in requests if r.client[0] == run_id]
+            trace.worker_exit(gone.worker, gone.pid, reason, gone.exit.signal, held)
+        self._do(
+            self.broker.worker_gone(gone.worker, gone.pid, str(gone.exit), gone.words, now)
+        )
+
+    # -- carrying out -------------------------------------------------------------------------
+
+    def _do(self, actions: list[Action]) -> None:
+        """Carry out actions in order; those that follow from one come after all of these."""
+        outermost = not self._todo
+        self._todo.extend(actions)
+        while outermost and self._todo:
+            self._act(self._todo[0])
+            self._todo.popleft()
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Spawn():
+                self._spawn(action)
+            case Assign():
+                self._assign(action)
+            case Retire(worker=worker, reason=reason):
+                self.crew.send(self.work, worker, Shutdown(reason=reason, grace_ms=0))
+                self.crew.leave(worker, reason)
+            case Kill(worker=worker, reason=reason, held=held):
+                self.crew.kill(worker, reason, held)
+            case Accept() | Begin() | Progress() | End() | Started() | Answer():
+                self._tell(action)
+
+    def _spawn(self, action: Spawn) -> None:
+        try:
+            self.crew.start(action.worker)
+        except ChildError as error:
+            self._say_once(str(error))
+            self._do(self.broker.worker_gone(action.worker, 0, str(error), "", mono_ns()))
+
+    def _assign(self, action: Assign) -> None:
+        body = action.body
+        job = CompileJob(
+            job_id=action.job_id,
+            attempt=action.attempt,
+            key=body.key,
+            variant=body.variant,
+            components=body.components,
+            device=body.device,
+        )
+        self.crew.assigned(action.worker)
+        if not self.crew.send(self.work, action.worker, job):
+            self.crew.kill(action.worker, "it could not be reached")
+
+    def _tell(self, action: Accept | Begin | Progress | End | Started | Answer) -> None:
+        session = self._clients.get(action.request.client)
+        if session is None:
+            return
+        request_id = action.request.body.request_id
+        if isinstance(action, Accept):
+            self._send(session, action, CompileAccepted(request_id=request_id, via=action.via))
+            if action.via == "compile":
+                session.hold(request_id)
+        elif isinstance(action, Started):
+            started = CompileStarted(
+                request_id=request_id,
+                worker=action.worker,
+                attempt=action.attempt,
+                queue_ns=action.queue_ns,
+            )
+            session.perform(request_id, partial(self._send, session, action, started))
+        elif isinstance(action, Answer):
+            session.perform(request_id, partial(self._answer, session, action))
+        elif session.trace is not None:
+            session.perform(request_id, partial(self._record, session.trace, action))
+
+    def _send(
+        self, session: Session, action: Accept | Started | Answer, body: Body, *buffers: bytes
+    ) -> None:
+        session.send(
+            self.requests,
+            Outgoing(body=body, exec_id=action.request.exec_id, buffers=buffers),
+        )
+
+    def _answer(self, session: Session, action: Answer) -> None:
+        request_id, outcome = action.request.body.request_id, action.outcome
+        if isinstance(outcome, Failure):
+            body = failed_message(request_id, action.worker, action.attempt, outcome)
+            self._send(session, action, body)
+            return
+        done = CompileDone(
+            request_id=request_id,
+            worker=action.worker,
+            attempt=action.attempt,
+            binary_kind=outcome.kind,
+            binary_bytes=len(outcome.binary),
+            compile_ns=outcome.compile_ns,
+            finish_ns=outcome.finish_ns,
+            log=outcome.log,
+        )
+        self._send(session, action, done, outcome.binary)
+
+    def _record(self, trace: RunTrace, action: Begin | Progress | End) -> None:
+        member = self.crew.members.get(action.worker)
+        pid = member.child.pid if member is not None else 0
+        if isinstance(action, Begin):
+            if member is not None:
+                trace.worker_start(action.worker, pid, "started" if member.jobs == 1 else "shared")
+            trace.begin(action)
+        elif isinstance(action, Progress):
+            trace.progress(action, pid, member.phase if member is not None else "")
+        else:
+            trace.end(action)
+
+    def _status(self, token: int, now: int) -> StatusReply:
+        jobs = tuple(self.broker.book.status(now, self.crew.phases()))
+        states = {name: worker.state for name, worker in self.broker.workers.items()}
+        return StatusReply(
+            token=token,
+            role="pool",
+            pid=os.getpid(),
+            uptime_ms=(now - self._started_ns) // 1_000_000,
+            pending=len(jobs),
+            oldest_ms=max((job.age_ms for job in jobs), default=0),
+            jobs=jobs,
+            workers=tuple(self.crew.status(states)),
+            runs=tuple(sorted({session.run_id for session in self._clients.values()})),
+            totals=self._totals(),
+        )
+
+    def _totals(self) -> dict[str, int]:
+        dropped: dict[str, Any] = {
+            f"dropped_{name}": self.requests.dropped.get(name, 0) + self.work.dropped.get(name, 0)
+            for name in {**self.requests.dropped, **self.work.dropped}
+        }
+        return {**self.broker.book.totals, "late_heartbeats": self._late_heartbeats, **dropped}
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._say(text)
