@@ -49,7 +49,7 @@ class Link(Generic[T]):
         self.identity = identity
         self.clock = clock
         self.dropped: dict[str, int] = {}
-        self._router = socket.socket_type == zmq.ROUTER
+        self._router = socket.type == zmq.ROUTER
         self._decode: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(incoming)
         self._sent = 0
 

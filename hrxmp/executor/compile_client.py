@@ -329,7 +329,9 @@ def _outcome(ticket: Ticket, body: CompileDone | CompileFailed, buffers: list[by
             compiler_started=body.compiler_started,
         )
     if len(buffers) != 1 or len(buffers[0]) != body.binary_bytes:
-        broken = CompileError(f"the pool answered {label} without its binary", kernel=label, key=key)
+        broken = CompileError(
+            f"the pool answered {label} without its binary", kernel=label, key=key
+        )
         return replace(common, error=broken, outcome="lost")
     return replace(
         common,

@@ -32,6 +32,8 @@ class EntryHeader(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """Whose binary it is: the device's form."""
     components: KeyComponents
+    compile_ns: int = 0
+    """What the compiler took: a load nearly as slow is a compile by the driver."""
 
 
 class StoreEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +43,7 @@ class StoreEntry(msgspec.Struct, frozen=True, kw_only=True):
     components: KeyComponents
     kind: str
     binary: bytes
+    compile_ns: int = 0
 
 
 def encode(entry: StoreEntry) -> bytes:
@@ -48,7 +51,12 @@ def encode(entry: StoreEntry) -> bytes:
     if entry.key != entry.components.digest():
         raise EntryError("the key is not the digest of the components")
     header = _encoder.encode(
-        EntryHeader(key=entry.key, kind=entry.kind, components=entry.components)
+        EntryHeader(
+            key=entry.key,
+            kind=entry.kind,
+            components=entry.components,
+            compile_ns=entry.compile_ns,
+        )
     )
     if len(header) > _MAX_HEADER:
         raise EntryError(f"a header of {len(header)} bytes is too large")
@@ -69,7 +77,11 @@ def decode(payload: bytes) -> StoreEntry:
         raise EntryError("the digest is wrong")
     header = _decode_header(header_bytes)
     return StoreEntry(
-        key=header.key, components=header.components, kind=header.kind, binary=binary
+        key=header.key,
+        components=header.components,
+        kind=header.kind,
+        binary=binary,
+        compile_ns=header.compile_ns,
     )
 
 

@@ -87,7 +87,14 @@ class Store:
     ) -> None:
         self.folder = folder
         self.layers = layers
-        self.counts = {"hits": 0, "misses": 0, "corrupt": 0, "refused": 0, "written": 0, "evicted": 0}
+        self.counts = {
+            "hits": 0,
+            "misses": 0,
+            "corrupt": 0,
+            "refused": 0,
+            "written": 0,
+            "evicted": 0,
+        }
         self._limit_bytes = limit_bytes
         self._limit_entries = limit_entries
         self._strict = strict
@@ -112,11 +119,15 @@ class Store:
         self._count_miss(reason)
         return Miss(reason=reason)
 
-    def put(self, key: str, components: KeyComponents, binary: bytes, kind: str) -> str:
+    def put(
+        self, key: str, components: KeyComponents, binary: bytes, kind: str, compile_ns: int = 0
+    ) -> str:
         """Write an entry; an old one of the same key is replaced. Empty, or why it was not kept."""
         if self.folder is None:
             return "off"
-        entry = StoreEntry(key=key, components=components, kind=kind, binary=binary)
+        entry = StoreEntry(
+            key=key, components=components, kind=kind, binary=binary, compile_ns=compile_ns
+        )
         try:
             payload = encode(entry)
             with self._open_folder(self.folder, own=True, create=True) as folder:
@@ -273,7 +284,7 @@ class Store:
 
     @contextlib.contextmanager
     def _open_folder(self, folder: Path, *, own: bool, create: bool = False) -> Iterator[int]:
-        """A descriptor of `folder`, checked. PermissionError when others could have written there."""
+        """A descriptor of `folder`, checked. PermissionError when others could write there."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if own else 0)
         try:
             descriptor = os.open(folder, flags)
@@ -299,7 +310,9 @@ class Store:
         """Say it once a kind, or raise it in strict mode; the text."""
         text = _text(error)
         full = isinstance(error, OSError) and error.errno in _FULL
-        advice = "free some space or set HRXMP_CACHE" if full else "set HRXMP_CACHE to another folder"
+        advice = (
+            "free some space or set HRXMP_CACHE" if full else "set HRXMP_CACHE to another folder"
+        )
         sentence = f"the kernel store {self.folder} cannot be {what}: {text}"
         if self._strict:
             raise StoreError(sentence, remedy=advice) from error

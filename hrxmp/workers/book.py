@@ -264,9 +264,7 @@ class Book:
 
 
 def _started(job: Job, request: Request) -> Started:
-    return Started(
-        request=request, worker=job.worker, attempt=job.attempt, queue_ns=job.queue_ns
-    )
+    return Started(request=request, worker=job.worker, attempt=job.attempt, queue_ns=job.queue_ns)
 
 
 def _cancelled(text: str) -> Failure:

@@ -72,7 +72,7 @@ class Compiler:
             return _failed(job, "rejected", True, error), ()
         except (CompileSetupError, UsageError) as error:
             return _failed(job, "setup", False, error), ()
-        except Exception as error:  # noqa: BLE001 - a driver may raise anything; it is an answer
+        except Exception as error:  # a driver may raise anything
             return _failed(job, "crash" if started else "setup", started, error), ()
 
     def _build(self, job: CompileJob, phase: Callable[[str], None]) -> Built:
@@ -114,7 +114,9 @@ class Compiler:
 
     def _put(self, job: CompileJob, built: Built) -> str:
         try:
-            return self._store.put(job.key, job.components, built.binary, built.kind)
+            return self._store.put(
+                job.key, job.components, built.binary, built.kind, built.compile_ns
+            )
         except HrxmpError as error:  # a strict store: the pool says it, the binary is good
             return str(error)
 
@@ -138,7 +140,9 @@ def _checked(built: Any) -> Built:
 def _extra_options(plain: KeyComponents, wanted: KeyComponents) -> str:
     """The options that the executor adds to the usual ones."""
     usual = plain.build_options + " "
-    return wanted.build_options.removeprefix(usual) if wanted.build_options.startswith(usual) else ""
+    return (
+        wanted.build_options.removeprefix(usual) if wanted.build_options.startswith(usual) else ""
+    )
 
 
 def _compare(found: KeyComponents, wanted: KeyComponents) -> None:

@@ -238,7 +238,9 @@ class Pool:
                 self.crew.send(self.work, name, Welcome(heartbeat_ms=HEARTBEAT_MS, liveness=0))
                 self._do(self.broker.worker_ready(name, now))
             else:
-                self.work.send(Shutdown(reason="not a worker of this pool", grace_ms=0), to=message.peer)
+                self.work.send(
+                    Shutdown(reason="not a worker of this pool", grace_ms=0), to=message.peer
+                )
             return
         member = self.crew.known(name, message.peer)
         if member is None:
@@ -290,9 +292,7 @@ class Pool:
             run_id = trace.tracer.identity.run_id
             held = [r.body.request_id for r in requests if r.client[0] == run_id]
             trace.worker_exit(gone.worker, gone.pid, reason, gone.exit.signal, held)
-        self._do(
-            self.broker.worker_gone(gone.worker, gone.pid, str(gone.exit), gone.words, now)
-        )
+        self._do(self.broker.worker_gone(gone.worker, gone.pid, str(gone.exit), gone.words, now))
 
     # -- carrying out -------------------------------------------------------------------------
 

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 def main(argv: list[str]) -> int:
     """Serve jobs until the pool says stop; the exit code."""
     args = _parser().parse_args(argv)
-    lifecycle.arm_parent_watch(
-        args.parent_fd, lifecycle.leave_now, death_signal=signal.SIGKILL
-    )
+    lifecycle.arm_parent_watch(args.parent_fd, lifecycle.leave_now, death_signal=signal.SIGKILL)
     lifecycle.close_other_descriptors({args.parent_fd, args.ready_fd})
     lifecycle.volunteer_for_oom()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool decides when a worker ends

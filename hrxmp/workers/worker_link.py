@@ -119,6 +119,4 @@ class WorkerLink:
 
 
 def _hello() -> Hello:
-    return Hello(
-        role="worker", pid=os.getpid(), boot_id=lifecycle.boot_id(), package_version=""
-    )
+    return Hello(role="worker", pid=os.getpid(), boot_id=lifecycle.boot_id(), package_version="")

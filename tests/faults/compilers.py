@@ -121,7 +121,13 @@ def _rubbish(_arg: str) -> object:
 
 def _large(arg: str) -> Built:
     return Built(
-        binary=b"x" * int(arg), kind="fake", log="", compile_ns=1, create_ns=1, launch_ns=1, read_ns=1
+        binary=b"x" * int(arg),
+        kind="fake",
+        log="",
+        compile_ns=1,
+        create_ns=1,
+        launch_ns=1,
+        read_ns=1,
     )
 
 

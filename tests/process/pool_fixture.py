@@ -45,7 +45,12 @@ def components(variant: Variant) -> KeyComponents:
 
 
 def make_request(
-    name: str = "kernel", *, device: str = "fake", urgent: bool = False, deadline_ms: int = 0, **params: Any
+    name: str = "kernel",
+    *,
+    device: str = "fake",
+    urgent: bool = False,
+    deadline_ms: int = 0,
+    **params: Any,
 ) -> CompileRequest:
     """A request for the fake compiler; its parameters say what it does."""
     variant = Variant(
@@ -66,7 +71,9 @@ def make_request(
 class PoolProcess:
     """One `hrxmp-workers` process on a private endpoint, which may be killed and started again."""
 
-    def __init__(self, folder: Path, *, compiler: str = FAKE, workers: int = 2, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, *, compiler: str = FAKE, workers: int = 2, **settings: Any
+    ) -> None:
         self.folder = folder
         self.endpoint = f"ipc://{folder}/pool"
         self.compiler = compiler
