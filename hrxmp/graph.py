@@ -29,7 +29,7 @@ class Storage:
     `layout` says how a weight matrix is arranged: `ggml`, or a packed layout of the device.
     """
 
-    __slots__ = ("layout", "name", "nbytes", "uid")
+    __slots__ = ("__weakref__", "layout", "name", "nbytes", "uid")
 
     def __init__(self, nbytes: int, name: str = "", layout: str = "ggml") -> None:
         self.uid = next(_ids)

@@ -49,6 +49,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sanitizer_reporting: Annotated[Reporting, "what a finding does"] = "trap"
     storm_keys: Annotated[int, "keys differing in one component that make a storm"] = 16
     storm_s: Annotated[float, "window in which they count, seconds"] = 10.0
+    vendors: Annotated[str, "OpenCL vendors instead of what is found, as OCL_ICD_VENDORS"] = ""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
@@ -57,6 +58,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         legacy = environ.get("GGML_HRX_TRACE_COMPILE", "")
         if legacy:
             values["trace_compile"] = _parse("GGML_HRX_TRACE_COMPILE", legacy, bool)
+        vendors = environ.get("OCL_ICD_VENDORS", "")
+        if vendors:
+            values["vendors"] = vendors
         for field, kind, _help in describe():
             text = environ.get(variable(field), "")
             if text:

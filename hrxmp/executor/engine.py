@@ -22,7 +22,7 @@ from hrxmp.errors import CompileForbiddenError, DeviceError, GraphError, HrxmpEr
 from hrxmp.executor.counts import EngineStats, GraphCounts
 from hrxmp.executor.graph_program import GraphProgram, GraphPrograms
 from hrxmp.executor.guard import Guard
-from hrxmp.executor.jit import Execution, Jit, Wanted
+from hrxmp.executor.jit import Cause, Jit, Wanted
 from hrxmp.executor.kernel_table import KernelTable
 from hrxmp.executor.lowering import lower
 from hrxmp.executor.memory import Memory
@@ -38,7 +38,7 @@ Array = np.ndarray[Any, Any]
 _PREPARED_KEPT = 64
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """What one graph execution gave, and what it cost."""
 
     exec_id: int
@@ -51,7 +51,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 class _Run(msgspec.Struct, kw_only=True):
     """An execution under way, as its `graph-end` will tell it."""
 
-    execution: Execution
+    cause: Cause
     program: int = 0
     program_hit: bool = False
     prepared_hit: bool = False
@@ -148,12 +148,12 @@ class Executor:
         if not self._jit.asynchronous:
             return
         program = self._program(graph, None)
-        execution = Execution(exec_id=None, counts=GraphCounts())
-        self._jit.ask(self._wants(program).values(), execution)
+        cause = Cause(exec_id=None, counts=GraphCounts())
+        self._jit.ask(self._wants(program).values(), cause)
 
     # -- executing ---------------------------------------------------------------------------
 
-    def execute(self, graph: Graph, inputs: Mapping[str, Array] | None = None) -> Result:
+    def execute(self, graph: Graph, inputs: Mapping[str, Array] | None = None) -> Execution:
         """Run a graph and return its outputs. Raises HrxmpError; the executor lives on.
 
         `inputs` has an array for each of the graph's inputs.
@@ -162,7 +162,7 @@ class Executor:
             raise DeviceError(f"this executor's device failed before: {self._failed}")
         self.stats.executions += 1
         exec_id = self.stats.executions
-        run = _Run(execution=Execution(exec_id=exec_id, counts=GraphCounts()))
+        run = _Run(cause=Cause(exec_id=exec_id, counts=GraphCounts()))
         begin = monotonic_ns()
         tracer = self.tracer
         if tracer is not None:
@@ -174,10 +174,10 @@ class Executor:
         except HrxmpError as error:
             self._finish(graph, run, begin, error)
             raise
-        return Result(
+        return Execution(
             exec_id=exec_id,
             outputs=outputs,
-            counts=run.execution.counts,
+            counts=run.cause.counts,
             dur_ns=self._finish(graph, run, begin, None),
             replayed=run.replayed,
         )
@@ -190,24 +190,24 @@ class Executor:
         if prepared.ready:
             prepared.launch_all()
         else:
-            self._first_launch(prepared, run.execution)
+            self._first_launch(prepared, run.cause)
         try:
             return prepared.read_outputs()
         except DeviceError as error:
             self._failed = error.message  # the driver is of no use after a kernel fault
             raise
 
-    def _first_launch(self, prepared: PreparedProgram, execution: Execution) -> None:
+    def _first_launch(self, prepared: PreparedProgram, cause: Cause) -> None:
         """Ask for all kernels at once, then launch in order, waiting only where one is missing."""
         program = prepared.program
         wanted = self._wants(program)
         try:
-            self._jit.ask(wanted.values(), execution)
+            self._jit.ask(wanted.values(), cause)
             self._jit.expect([item.key for item in wanted.values()])
             prepared.launch_all()
             for command in program.commands[prepared.bound :]:
                 key = wanted[command.launch.variant].key
-                self._jit.need(key, execution)
+                self._jit.need(key, cause)
                 prepared.add(command, self._table.new_kernel(key))
         except HrxmpError:
             self._jit.abandon([item.key for item in wanted.values()])
@@ -262,13 +262,13 @@ class Executor:
 
     def _finish(self, graph: Graph, run: _Run, begin: int, error: HrxmpError | None) -> int:
         dur_ns = monotonic_ns() - begin
-        counts = run.execution.counts
+        counts = run.cause.counts
         self.totals.add(counts)
         self._guard.execution_done(self.stats.executions)
         if self.tracer is not None:
             self.tracer.emit(
                 records.GraphEnd,
-                exec_id=run.execution.exec_id,
+                exec_id=run.cause.exec_id,
                 uid=graph.uid,
                 outcome="failed" if error else "ok",
                 error=error.info() if error else None,

@@ -45,7 +45,6 @@ class GraphProgram(msgspec.Struct, frozen=True, kw_only=True):
     program: int
     commands: tuple[Command, ...]
     arena_bytes: tuple[int, ...]
-    storage_count: int
     inputs: dict[str, Port]
     outputs: dict[str, Port]
 

@@ -63,7 +63,7 @@ class Compiler(Protocol):
         """Give a request up; returns once it is known how it was served."""
 
 
-class Execution(msgspec.Struct, kw_only=True):
+class Cause(msgspec.Struct, kw_only=True):
     """The graph execution on whose behalf kernels are asked for; `exec_id` None is a prefetch."""
 
     exec_id: int | None
@@ -109,7 +109,7 @@ class Jit:
         """Whether kernels are compiled elsewhere while the executor goes on."""
         return not self._compiler.synchronous
 
-    def ask(self, wanted: Iterable[Wanted], execution: Execution) -> None:
+    def ask(self, wanted: Iterable[Wanted], cause: Cause) -> None:
         """Ask for every kernel that is not in memory; returns without waiting.
 
         The synchronous compiler compiles here, in order. Raises CompileForbiddenError under the
@@ -118,13 +118,13 @@ class Jit:
         for item in wanted:
             known = self._requests.get(item.key)
             if known is None:
-                self._ask_anew(item, execution)
-            elif known.prefetched and execution.exec_id is not None:
-                self._adopt(known, execution)
-            elif execution.exec_id is not None:
-                execution.counts.memory_hits += 1
+                self._ask_anew(item, cause)
+            elif known.prefetched and cause.exec_id is not None:
+                self._adopt(known, cause)
+            elif cause.exec_id is not None:
+                cause.counts.memory_hits += 1
 
-    def need(self, key: str, execution: Execution) -> None:
+    def need(self, key: str, cause: Cause) -> None:
         """Return once the kernel is loaded; waits for it when it is still being compiled.
 
         Raises the CompileError of the request. A failed key may be asked for again.
@@ -133,11 +133,11 @@ class Jit:
         if request.loaded:
             return
         try:
-            binary = request.stored or self._wait(request, execution)
-            self._load(request, binary, execution)
+            binary = request.stored or self._wait(request, cause)
+            self._load(request, binary, cause)
         except CompileError as error:
             del self._requests[key]
-            execution.counts.failures += 1
+            cause.counts.failures += 1
             raise _named(error, request.wanted) from error
 
     def expect(self, keys: list[str]) -> None:
@@ -157,76 +157,76 @@ class Jit:
 
     # -- asking ------------------------------------------------------------------------------
 
-    def _ask_anew(self, wanted: Wanted, execution: Execution) -> None:
+    def _ask_anew(self, wanted: Wanted, cause: Cause) -> None:
         entry, reason = self._reasons.look_up(wanted.key, wanted.components)
         stored = Binary(payload=entry.binary, compile_ns=entry.compile_ns) if entry else None
         if stored is None:
-            self._check_guard(wanted, reason, execution, request=self._issued + 1)
+            self._check_guard(wanted, reason, cause, request=self._issued + 1)
         self._issued += 1
         request = Request(
             request=self._issued,
             wanted=wanted,
-            asked_by=execution.exec_id,
+            asked_by=cause.exec_id,
             reason=reason,
             stored=stored,
-            prefetched=execution.exec_id is None,
+            prefetched=cause.exec_id is None,
         )
         self._requests[wanted.key] = request
-        execution.counts.requests += 1
+        cause.counts.requests += 1
         if stored is not None:
-            execution.counts.disk_hits += 1
-            self._say_requested(request, "disk", request.request, execution.exec_id)
+            cause.counts.disk_hits += 1
+            self._say_requested(request, "disk", request.request, cause.exec_id)
             return
-        self._submit(request, execution)
+        self._submit(request, cause)
 
-    def _submit(self, request: Request, execution: Execution) -> None:
+    def _submit(self, request: Request, cause: Cause) -> None:
         def accepted(via: str) -> None:
             request.via = via
-            _count(execution.counts, via)
-            self._say_requested(request, via, request.request, execution.exec_id)
+            _count(cause.counts, via)
+            self._say_requested(request, via, request.request, cause.exec_id)
 
         self._reasons.remember(request.wanted.key, request.wanted.components)
         try:
-            self._compiler.submit(request.request, request.wanted, execution.exec_id, accepted)
+            self._compiler.submit(request.request, request.wanted, cause.exec_id, accepted)
         except CompileError as error:
             del self._requests[request.wanted.key]
-            execution.counts.failures += 1
+            cause.counts.failures += 1
             raise _named(error, request.wanted) from error
 
-    def _adopt(self, known: Request, execution: Execution) -> None:
+    def _adopt(self, known: Request, cause: Cause) -> None:
         known.prefetched = False
         self._issued += 1
-        execution.counts.requests += 1
-        execution.counts.joins += 1
-        self._say_requested(known, "prefetch", self._issued, execution.exec_id)
+        cause.counts.requests += 1
+        cause.counts.joins += 1
+        self._say_requested(known, "prefetch", self._issued, cause.exec_id)
 
     def _check_guard(
-        self, wanted: Wanted, reason: Reason, execution: Execution, request: int
+        self, wanted: Wanted, reason: Reason, cause: Cause, request: int
     ) -> None:
         action = self._guard.action
-        if action == "off" or (action == "warn" and execution.exec_id in self._warned):
+        if action == "off" or (action == "warn" and cause.exec_id in self._warned):
             return
-        self._warned.add(execution.exec_id)
+        self._warned.add(cause.exec_id)
         text = f"{wanted.variant.label()} (key {wanted.key[:16]}) would compile: {reason.text()}"
         if self._tracer is not None:
             self._tracer.emit(
-                records.Guard, exec_id=execution.exec_id, request=request, kernel=wanted.kernel,
+                records.Guard, exec_id=cause.exec_id, request=request, kernel=wanted.kernel,
                 key=wanted.key, action=action, why=reason.why, near=reason.near,
                 differs=list(reason.differs), count=1,
             )  # fmt: skip
         if action == "error":
-            execution.counts.failures += 1
+            cause.counts.failures += 1
             raise CompileForbiddenError(f"after warm-up {text}")
         self._reasons.warn(f"hrxmp: after warm-up {text}")
 
     # -- getting -----------------------------------------------------------------------------
 
-    def _wait(self, request: Request, execution: Execution) -> Binary:
+    def _wait(self, request: Request, cause: Cause) -> Binary:
         if self._compiler.synchronous:
             return self._compiler.result(request.request)
         begin = monotonic_ns()
         names = {"kernel": request.wanted.kernel, "asked_by": request.asked_by}
-        self._emit(records.WaitBegin, request, execution, **names)
+        self._emit(records.WaitBegin, request, cause, **names)
         outcome = "ok"
         try:
             return self._compiler.result(request.request)
@@ -235,13 +235,13 @@ class Jit:
             raise
         finally:
             dur = monotonic_ns() - begin
-            execution.counts.waits += 1
-            execution.counts.wait_ns += dur
+            cause.counts.waits += 1
+            cause.counts.wait_ns += dur
             self._emit(
-                records.WaitEnd, request, execution, **names, dur_ns=dur, outcome=outcome
+                records.WaitEnd, request, cause, **names, dur_ns=dur, outcome=outcome
             )
 
-    def _load(self, request: Request, binary: Binary, execution: Execution) -> None:
+    def _load(self, request: Request, binary: Binary, cause: Cause) -> None:
         wanted = request.wanted
         try:
             report = self._table.load(
@@ -250,28 +250,28 @@ class Jit:
         except CompileRejectedError as error:
             if request.stored is None:
                 raise
-            self._replace_refused(request, execution, error)
+            self._replace_refused(request, cause, error)
             return
         request.loaded, request.stored = True, None
         self._reasons.remember(wanted.key, wanted.components)
-        execution.counts.driver_compiles += report.driver_compiled
+        cause.counts.driver_compiles += report.driver_compiled
         self._emit(
-            records.KernelLoad, request, execution, kernel=wanted.kernel, key=wanted.key,
+            records.KernelLoad, request, cause, kernel=wanted.kernel, key=wanted.key,
             load_ns=report.load_ns, launch_ns=report.launch_ns,
             driver_compiled=report.driver_compiled,
         )  # fmt: skip
         if report.driver_compiled:
             reason = Reason(why="driver-compiled")
-            self._check_guard(wanted, reason, execution, request.request)
+            self._check_guard(wanted, reason, cause, request.request)
 
     def _replace_refused(
-        self, request: Request, execution: Execution, error: CompileRejectedError
+        self, request: Request, cause: Cause, error: CompileRejectedError
     ) -> None:
         """The driver refuses what the store had: say why, and have it compiled anew."""
         self._reasons.refuse(request.wanted.key)
         del self._requests[request.wanted.key]
-        self._ask_anew(request.wanted, execution)
-        self.need(request.wanted.key, execution)
+        self._ask_anew(request.wanted, cause)
+        self.need(request.wanted.key, cause)
 
     # -- records -----------------------------------------------------------------------------
 
@@ -289,11 +289,11 @@ class Jit:
         )  # fmt: skip
 
     def _emit(
-        self, record: type[records.Record], request: Request, execution: Execution, **fields: Any
+        self, record: type[records.Record], request: Request, cause: Cause, **fields: Any
     ) -> None:
         if self._tracer is not None:
             self._tracer.emit(
-                record, exec_id=execution.exec_id, request=request.request, **fields
+                record, exec_id=cause.exec_id, request=request.request, **fields
             )
 
 

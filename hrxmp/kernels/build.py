@@ -14,7 +14,7 @@ import msgspec
 
 from hrxmp.errors import CompileRejectedError, CompileSetupError, DeviceError
 from hrxmp.kernels import catalog
-from hrxmp.kernels.definition import Argument, KernelDefinition
+from hrxmp.kernels.definition import KernelDefinition
 from hrxmp.kernels.device import Device
 from hrxmp.kernels.keys import KeyComponents, Variant
 from hrxmp.kernels.loader import opencl
@@ -50,8 +50,19 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
 class Loaded:
     """A kernel of this process, its argument types set. Not thread-safe: arguments are state."""
 
-    def __init__(self, kernel: cl.Kernel, *, create_ns: int, build_ns: int, kernel_ns: int) -> None:
+    def __init__(
+        self,
+        program: cl._cl._Program,
+        kernel: cl.Kernel,
+        types: list[str | None],
+        *,
+        create_ns: int,
+        build_ns: int,
+        kernel_ns: int,
+    ) -> None:
         self.kernel = kernel
+        self._program = program
+        self._types = types
         self.create_ns = create_ns
         """Making the OpenCL program from the binary."""
         self.build_ns = build_ns
@@ -63,6 +74,12 @@ class Loaded:
     def load_ns(self) -> int:
         """The whole load."""
         return self.create_ns + self.build_ns + self.kernel_ns
+
+    def new_kernel(self) -> cl.Kernel:
+        """Another kernel object of the same program, with arguments of its own."""
+        kernel = opencl().Kernel(self._program, self.kernel.function_name)
+        kernel.set_arg_types(self._types)
+        return kernel
 
 
 def components(
@@ -108,7 +125,7 @@ def build(device: Device, variant: Variant, sanitizer: str = "", extra_options: 
     compiled = monotonic_ns()
     kernel = opencl().Kernel(program, definition.entry_point)
     created = monotonic_ns()
-    _dry_launch(device, kernel, definition.args, variant.local_size)
+    dry_launch(device, variant, kernel)
     launched = monotonic_ns()
     binary = _binary(program)
     read = monotonic_ns()
@@ -134,13 +151,16 @@ def load(device: Device, variant: Variant, binary: bytes) -> Loaded:
         program._build(b"", [device.handle])
         built = monotonic_ns()
         kernel = module.Kernel(program, definition.entry_point)
-        kernel.set_arg_types([_TYPES[argument.kind] for argument in definition.args])
+        types = [_TYPES[argument.kind] for argument in definition.args]
+        kernel.set_arg_types(types)
     except (module.Error, TypeError) as error:
         raise CompileRejectedError(
             f"the driver refuses the binary of {variant.label()}: {error}", kernel=variant.label()
         ) from error
     return Loaded(
+        program,
         kernel,
+        types,
         create_ns=created - start,
         build_ns=built - created,
         kernel_ns=monotonic_ns() - built,
@@ -203,21 +223,21 @@ def _first_error(log: str) -> str:
     return next((line.strip() for line in log.splitlines() if "error" in line), "")
 
 
-def _dry_launch(
-    device: Device, kernel: cl.Kernel, args: tuple[Argument, ...], local: tuple[int, ...]
-) -> None:
-    """Launch one work-group that touches nothing: all its bounds are zero.
+def dry_launch(device: Device, variant: Variant, kernel: cl.Kernel) -> None:
+    """Launch one work-group that touches nothing, as all its bounds are zero; wait for it.
 
     PoCL compiles a kernel for a local size at its first launch, and a binary that is read before
-    makes every later process pay for that.
+    makes every later process pay for that. What the device's queue holds is not waited for.
+    DeviceError when the launch fails.
     """
-    module = opencl()
+    module, args = opencl(), catalog.get(variant.definition).args
     dummy = module.Buffer(device.context, module.mem_flags.READ_WRITE, _DUMMY_BYTES)
     kernel.set_arg_types([_TYPES[argument.kind] for argument in args])
     zeros = {"buffer": dummy, "int": 0, "float": 0.0}
     kernel.set_args(*(zeros[argument.kind] for argument in args))
+    local = variant.local_size
     try:
-        module.enqueue_nd_range_kernel(device.queue, kernel, local, local)
-        device.queue.finish()
+        module.enqueue_nd_range_kernel(device.side_queue, kernel, local, local)
+        device.side_queue.finish()
     except module.Error as error:
         raise DeviceError(f"the first launch of {kernel.function_name} failed: {error}") from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -72,6 +73,11 @@ class Device:
         self.traits = _traits(info, handle)
         self.context: cl.Context = module.Context([handle])
         self.queue: cl.CommandQueue = module.CommandQueue(self.context, handle)
+
+    @cached_property
+    def side_queue(self) -> cl.CommandQueue:
+        """A second queue, for launches that must not wait for what the first one holds."""
+        return opencl().CommandQueue(self.context, self.handle)
 
     def key_fields(self) -> tuple[str, str, int, str]:
         """Platform, device, compute units and driver version, as a kernel key names them."""

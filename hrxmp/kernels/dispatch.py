@@ -8,11 +8,20 @@ from __future__ import annotations
 
 from hrxmp.kernels.attention import flash_attn, rope_set_rows
 from hrxmp.kernels.elementwise_ops import binary, cpy, scale, silu, swiglu
-from hrxmp.kernels.mul_mat import WeightSpec, fuses_norm, mul_mat, weight_layout
+from hrxmp.kernels.mul_mat import (
+    MAX_WEIGHTS,
+    Epilogue,
+    WeightSpec,
+    fuses_norm,
+    mul_mat,
+    weight_layout,
+)
 from hrxmp.kernels.row_ops import argmax, get_rows, rms_norm, rope, set_rows, soft_max
 from hrxmp.kernels.view import View
 
 __all__ = [
+    "MAX_WEIGHTS",
+    "Epilogue",
     "View",
     "WeightSpec",
     "argmax",

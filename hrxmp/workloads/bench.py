@@ -30,7 +30,8 @@ from hrxmp.workloads.arguments import BenchTest, bench_tests
 from hrxmp.workloads.formats import DEFAULTS, CacheState, Printer, Row, printer, statistics_of
 
 if TYPE_CHECKING:
-    from hrxmp.executor.engine import Execution, Executor
+    from hrxmp.executor.counts import GraphCounts
+    from hrxmp.executor.engine import Executor, Result
 
 FILE_TYPES: Final = {
     0: "all F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1",
@@ -49,11 +50,15 @@ class Counted(msgspec.Struct, kw_only=True):
     driver_compiles: int = 0
     wait_ns: int = 0
 
-    def add(self, execution: Execution) -> None:
+    def add(self, execution: Result) -> None:
+        """Add one execution."""
+        self.add_counts(execution.counts)
+
+    def add_counts(self, counts: GraphCounts) -> None:
         """Add one execution's counts."""
         self.executions += 1
         for name in ("compiles", "joins", "disk_hits", "driver_compiles", "wait_ns"):
-            setattr(self, name, getattr(self, name) + getattr(execution.counts, name))
+            setattr(self, name, getattr(self, name) + getattr(counts, name))
 
     @property
     def cache_state(self) -> CacheState:

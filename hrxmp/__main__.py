@@ -1,0 +1,87 @@
+"""`python -m hrxmp <role>`: how every process of a run is opened; a role is imported when it runs.
+
+The installed scripts `hrxmp-run`, `hrxmp-aggregator`, `hrxmp-workers` and `hrxmp-trace` come
+through here too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+
+def main() -> None:
+    """Run the role that the first argument names."""
+    roles = {
+        "run": run,
+        "aggregator": aggregator,
+        "workers": workers,
+        "worker": _worker,
+        "executor": _executor,
+        "trace": trace,
+    }
+    role = roles.get(sys.argv[1] if len(sys.argv) > 1 else "")
+    if role is None:
+        sys.exit(f"usage: python -m hrxmp {{{','.join(roles)}}} ...")
+    del sys.argv[1]
+    role()
+
+
+def run() -> None:
+    """hrxmp-run"""
+    from hrxmp.launcher import main
+
+    _exit(main)
+
+
+def aggregator() -> None:
+    """hrxmp-aggregator"""
+    from hrxmp.aggregator.main import main
+
+    _exit(main)
+
+
+def workers() -> None:
+    """hrxmp-workers"""
+    from hrxmp.workers.main import main
+
+    _exit(main)
+
+
+def trace() -> None:
+    """hrxmp-trace"""
+    from hrxmp.tracetool.main import main
+
+    _exit(main)
+
+
+def _worker() -> None:
+    from hrxmp.workers.worker import main
+
+    _exit(main)
+
+
+def _executor() -> None:
+    from hrxmp.executor.main import main
+    from hrxmp.workloads.main import run_workload
+
+    _exit(lambda argv: main(argv, run_workload))
+
+
+def _exit(role: Callable[[list[str]], int]) -> None:
+    """End with the role's exit code; errors of ours are told without a traceback."""
+    from hrxmp.errors import HrxmpError, UsageError
+
+    try:
+        code = role(sys.argv[1:])
+    except HrxmpError as error:
+        sys.stderr.write(f"hrxmp: error [{error.code}]: {error}\n")
+        code = 2 if isinstance(error, UsageError) else 1
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        sys.stderr.close()
+        code = 1
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

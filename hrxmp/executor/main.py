@@ -1,0 +1,75 @@
+"""The executor process: joins its run, runs the workload, ends with its exit code.
+
+Opened by the launcher only. The parent watch is armed before anything heavy is imported: when the
+launcher is gone this process ends at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+from hrxmp import lifecycle
+from hrxmp.errors import HrxmpError
+from hrxmp.settings import Settings
+
+Workload = Callable[[list[str], Callable[[], object]], int]
+"""Runs a command line; the second argument opens the Executor when the workload needs it."""
+
+
+class Stopped(BaseException):
+    """SIGTERM: end the workload, tell the trace, leave."""
+
+
+def main(argv: list[str], workload: Workload) -> int:
+    """Run `workload` on the command after `--`; its exit code."""
+    split = argv.index("--")
+    args = _parser().parse_args(argv[:split])
+    lifecycle.arm_parent_watch(args.parent_fd, lifecycle.leave_now)
+    signal.signal(signal.SIGTERM, _stop)
+    from hrxmp.executor import session
+
+    settings = Settings.from_environment(os.environ)
+    link = session.Link(
+        run_id=args.run, run_begin_ns=args.begin, aggregator=args.aggregator, pool=args.pool
+    )
+    opened = session.Session(settings, link)
+    session.enter(opened)
+    lifecycle.notify_ready(args.ready_fd)
+    status = "failed"
+    try:
+        code = workload(argv[split + 1 :], session.connect)
+        status = "ok" if code == 0 else f"exit {code}"
+    except HrxmpError as error:
+        status = f"failed: {error.code}"
+        raise
+    except (KeyboardInterrupt, Stopped) as stop:
+        number = signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM
+        status = f"signal {number}"
+        code = 128 + number
+    except SystemExit as leave:
+        status = "ok" if not leave.code else f"exit {leave.code}"
+        raise
+    finally:
+        opened.close(status)
+    return code
+
+
+def _stop(_number: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Stopped
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="hrxmp executor")
+    parser.add_argument("--run", required=True)
+    parser.add_argument("--begin", type=int, required=True)
+    parser.add_argument("--aggregator", default="")
+    parser.add_argument("--pool", default="")
+    parser.add_argument("--ready-fd", type=int, default=-1)
+    parser.add_argument("--parent-fd", type=int, default=-1)
+    return parser

@@ -1,0 +1,162 @@
+"""A process's part in a run: its tracer, its device, its link to the pool, its Executor.
+
+Opened once in an executor process. `connect()` hands the same Executor to the workload; outside
+`hrxmp-run` it opens one that compiles in this process and traces nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib.metadata import version
+
+import msgspec
+
+import hrxmp
+from hrxmp import records
+from hrxmp.clock import HybridLogicalClock, mono_ns
+from hrxmp.errors import UsageError
+from hrxmp.executor.compile_client import CompileClient
+from hrxmp.executor.engine import Executor
+from hrxmp.executor.guard import Guard
+from hrxmp.executor.jit import Jit
+from hrxmp.executor.kernel_table import KernelTable
+from hrxmp.executor.local_compiler import LocalCompiler
+from hrxmp.executor.pool_compiler import PoolCompiler
+from hrxmp.executor.reasons import Reasons, Storms
+from hrxmp.identity import Identity, new_identity, new_run_id
+from hrxmp.kernels.build import check_sanitizer
+from hrxmp.kernels.device import Device, open_device
+from hrxmp.kernels.loader import prepare_loader
+from hrxmp.kernels.store import Store, open_store
+from hrxmp.settings import Settings
+from hrxmp.trace import Tracer, open_tracer
+
+_current: Session | None = None
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """What the launcher told this process of its run."""
+
+    run_id: str
+    run_begin_ns: int
+    aggregator: str = ""
+    pool: str = ""
+
+
+class Session:
+    """Everything that an executor process holds open."""
+
+    def __init__(self, settings: Settings, link: Link) -> None:
+        self.settings = settings
+        self.link = link
+        self.clock = HybridLogicalClock()
+        self.identity: Identity = new_identity(link.run_id, "executor")
+        self.tracer: Tracer | None = open_tracer(
+            settings, self.identity, self.clock, link.aggregator, link.run_begin_ns
+        )
+        self.store: Store = open_store(settings, say)
+        self._compiler: PoolCompiler | LocalCompiler | None = None
+        self._reasons: Reasons | None = None
+        self._executor: Executor | None = None
+
+    @property
+    def executor(self) -> Executor:
+        """The Executor; device, pool link and store are opened at the first call."""
+        if self._executor is None:
+            self._executor = self._open()
+        return self._executor
+
+    def close(self, status: str) -> None:
+        """End the run's records and the links; `status` is what run-end says."""
+        global _current
+        if _current is self:
+            _current = None
+        if self._reasons is not None:
+            self._reasons.finish()
+        if self.tracer is not None:
+            executor = self._executor
+            self.tracer.emit(
+                records.RunEnd, status=status,
+                executions=executor.stats.executions if executor else 0,
+                totals=executor.totals.as_dict() if executor else {},
+            )  # fmt: skip
+        if self._compiler is not None:
+            self._compiler.close()
+        if self.tracer is not None:
+            self.tracer.close()
+
+    def _open(self) -> Executor:
+        settings = self.settings
+        client = self._open_client()  # it connects while the device opens
+        prepare_loader(vendors=settings.vendors, scratch=settings.runtime_dir or None)
+        device = open_device(settings.device or None)
+        guard = Guard(settings.on_compile, settings.warm_after)
+        storms = Storms(settings.storm_keys, int(settings.storm_s * 1e9))
+        self._reasons = Reasons(self.store, storms, self.tracer, say)
+        compiler: PoolCompiler | LocalCompiler
+        if client is None:
+            compiler = LocalCompiler(device, self.store, self.tracer)
+        else:
+            compiler = PoolCompiler(client, device.spec, settings)
+        self._compiler = compiler
+        table = KernelTable(device)
+        jit = Jit(table, compiler, self._reasons, guard, self.tracer)
+        self._say_begin(device)
+        return Executor(device, jit, table, guard, self.tracer, settings.sanitizer)
+
+    def _open_client(self) -> CompileClient | None:
+        if not self.settings.async_jit:
+            return None
+        client = CompileClient(
+            self.link.pool, self.identity, self.clock, self.settings,
+            trace_endpoint=self.link.aggregator if self.tracer is not None else "",
+            run_begin_ns=self.link.run_begin_ns,
+        )  # fmt: skip
+        client.start()
+        return client
+
+    def _say_begin(self, device: Device) -> None:
+        if self.tracer is None:
+            return
+        info = device.info
+        options = {
+            name: value
+            for name, value in self.settings.to_environment().items()
+            if value != Settings().to_environment()[name]
+        }
+        cold = [] if self.store.components_index() else ["store"]
+        self.tracer.emit(
+            records.RunBegin, host=platform.node(), device=info.name, platform=info.platform,
+            driver=info.driver, device_uuid=info.uuid, versions=_versions(), options=options,
+            watched=["requests", "driver-load", "driver-first-launch"], cold=cold,
+        )  # fmt: skip
+
+
+def connect() -> Executor:
+    """The run's Executor. Outside `hrxmp-run`: one of this process alone, with synchronous JIT."""
+    global _current
+    if _current is None:
+        settings = Settings.from_environment(os.environ)
+        settings = msgspec.structs.replace(settings, async_jit=False, trace_compile=False)
+        _current = Session(settings, Link(run_id=new_run_id(), run_begin_ns=mono_ns()))
+    return _current.executor
+
+
+def enter(session: Session) -> None:
+    """Make `session` the one that `connect` means."""
+    global _current
+    _current = session
+
+
+def say(text: str) -> None:
+    """One line to the user."""
+    sys.stderr.write(f"hrxmp: {text.removeprefix('hrxmp: ')}\n")
+    sys.stderr.flush()
+
+
+def _versions() -> dict[str, str]:
+    packages = ("pyopencl", "pyzmq", "msgspec", "numpy")
+    found = {name: version(name) for name in packages}
+    return {"hrxmp": hrxmp.__version__, "python": platform.python_version(), **found}

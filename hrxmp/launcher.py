@@ -1,0 +1,220 @@
+"""hrxmp-run: starts aggregator, compile pool and executor of one run, watches them, cleans up.
+
+It runs no graph and opens no device. What it starts ends with it, even when it is killed: each
+child holds a pipe whose other end only the launcher has. A child that dies is started again
+within limits; the executor is the run, and its exit code is the launcher's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from hrxmp import lifecycle, records, supervise
+from hrxmp.clock import HybridLogicalClock, mono_ns
+from hrxmp.errors import ChildError, UsageError
+from hrxmp.identity import new_identity, new_run_id
+from hrxmp.settings import Settings, describe, variable
+from hrxmp.trace import open_tracer
+
+_STOP_S = 4.0
+
+
+def main(argv: list[str]) -> int:
+    """Run one command line; the exit code."""
+    options, command = split_command(argv)
+    settings = _apply(Settings.from_environment(os.environ), options)
+    if not command:
+        _parser().print_help()
+        return 0
+    tool = _TOOLS.get(command[0])
+    if tool is not None:
+        from importlib import import_module
+
+        code: int = import_module(tool).main(command[1:], settings)
+        return code
+    from hrxmp.workloads.main import COMMANDS, parser_of
+
+    if command[0] in COMMANDS:
+        parser_of(command[0]).parse_args(command[1:])  # a wrong flag should start nothing
+    elif not Path(command[0]).is_file():
+        known = ", ".join([*COMMANDS, *_TOOLS])
+        raise UsageError(f"{command[0]!r} is neither a script nor one of {known}")
+    with _runtime_folder(settings) as folder:
+        return Run(settings, command, folder).supervise()
+
+
+class Run:
+    """One run's processes."""
+
+    def __init__(self, settings: Settings, command: list[str], folder: Path) -> None:
+        self.run_id = new_run_id()
+        self.begin_ns = mono_ns()
+        self._settings = msgspec.structs.replace(settings, runtime_dir=str(folder))
+        self._command = command
+        self._aggregator = settings.aggregator or f"ipc://{folder}/trace"
+        self._pool = settings.pool or f"ipc://{folder}/pool"
+        self._environ = {**os.environ, **self._settings.to_environment()}
+        self._services: dict[str, supervise.Child] = {}
+        self._restarters: dict[str, supervise.Restarter] = {}
+        self._wake = lifecycle.WakeUp()
+        self._signals = lifecycle.StopSignals(self._wake)
+
+    def supervise(self) -> int:
+        """Start everything, wait for the executor, stop everything; the exit code."""
+        self._signals.install()
+        try:
+            if self._settings.trace_compile and not self._settings.aggregator:
+                self._start("aggregator")
+            if self._settings.async_jit and not self._settings.pool:
+                self._start("workers")
+            executor = self._start_executor()
+            try:
+                self._watch(executor)
+            finally:
+                executor.stop(_STOP_S)
+            return self._code(executor)
+        finally:
+            for name in ("workers", "aggregator"):
+                if name in self._services:
+                    self._services.pop(name).stop(_STOP_S)
+
+    def _start(self, role: str) -> None:
+        bind = self._aggregator if role == "aggregator" else self._pool
+        args = ["--bind", bind]
+        if role == "aggregator" and self._settings.trace_output:
+            args += ["--output", self._settings.trace_output]
+        self._services[role] = supervise.spawn(role, args, name=role, environ=self._environ)
+        self._restarters.setdefault(role, supervise.Restarter())
+
+    def _start_executor(self) -> supervise.Child:
+        args = ["--run", self.run_id, "--begin", str(self.begin_ns)]
+        if self._settings.trace_compile:
+            args += ["--aggregator", self._aggregator]
+        if self._settings.async_jit:
+            args += ["--pool", self._pool]
+        return supervise.spawn(
+            "executor", [*args, "--", *self._command], name="executor", environ=self._environ,
+            stdin=sys.stdin.fileno(), stdout=None, new_group=False,
+        )  # fmt: skip
+
+    def _watch(self, executor: supervise.Child) -> None:
+        """Until the executor ends: restart services that die, pass a stop signal on."""
+        told = 0
+        while executor.poll() is None:
+            poller = select.poll()
+            for fd in (executor.fd, self._wake.fd, *(c.fd for c in self._services.values())):
+                poller.register(fd, select.POLLIN)
+            poller.poll(1000)
+            self._wake.clear()
+            if self._signals.count > told:
+                told = self._signals.count
+                executor.kill() if told > 1 else executor.terminate()
+            for role, child in list(self._services.items()):
+                if child.poll() is not None:
+                    self._revive(role, child)
+
+    def _revive(self, role: str, child: supervise.Child) -> None:
+        restarter = self._restarters[role]
+        child.close()
+        if not restarter.ended(mono_ns() - child.started_ns):
+            del self._services[role]
+            _say(f"{role} ended {restarter.failures} times ({child.exit}); going on without it")
+            return
+        _say(f"{role} ended ({child.exit}); started again")
+        self._start(role)
+
+    def _code(self, executor: supervise.Child) -> int:
+        end = executor.exit
+        if end is None:
+            raise ChildError("the executor could not be stopped")
+        if not end.signal:
+            return end.code
+        self._tell_death(end)
+        _say(f"the executor was ended by {end}")
+        return 128 + end.signal
+
+    def _tell_death(self, end: supervise.Exit) -> None:
+        """The executor could not say run-end itself."""
+        identity = new_identity(self.run_id, "launcher")
+        clock = HybridLogicalClock()
+        tracer = open_tracer(self._settings, identity, clock, self._aggregator, self.begin_ns)
+        if tracer is not None:
+            tracer.emit(
+                records.RunEnd, status=f"signal {end.signal}", executions=-1, totals={}
+            )
+            tracer.close()
+
+
+def split_command(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The launcher's own options, and the command that follows them."""
+    options = _parser().parse_args(argv)
+    command: list[str] = options.command
+    return options, command
+
+
+def _apply(settings: Settings, options: argparse.Namespace) -> Settings:
+    """Settings with the flags' values in place of the environment's."""
+    changes = {
+        name: value
+        for name, _kind, _help in describe()
+        if (value := getattr(options, name, None)) is not None
+    }
+    return msgspec.structs.replace(settings, **changes)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hrxmp-run",
+        usage="hrxmp-run [options] COMMAND ...",
+        description="Run a workload: graphs on a GPU through OpenCL, kernels compiled by a pool.",
+        epilog="commands: bench, generate, devices, SCRIPT.py; `hrxmp-run COMMAND --help`. "
+        "Each option has a variable HRXMP_*; see the README.",
+    )
+    add = parser.add_argument
+    flag = {"action": "store_const", "default": None}
+    add("--trace", dest="trace_compile", const=True, **flag, help="trace compilation on stderr")
+    add("--trace-output", dest="trace_output", metavar="PATH", help="the trace goes there")
+    add("--sync-jit", dest="async_jit", const=False, **flag, help="compile in the executor")
+    add("--workers", type=int, metavar="N", help="compile workers (0: as cores allow)")
+    add("--device", metavar="SPEC", help="index, name, PCI address or UUID")
+    add("--cache", metavar="DIR|off", help="kernel store")
+    add("--on-compile", choices=("off", "warn", "error"), help="what a compile when warm does")
+    add("--warm-after", type=int, metavar="N", help="warm after so many executions")
+    add("--aggregator", metavar="ENDPOINT", help="a shared aggregator")
+    add("--pool", metavar="ENDPOINT", help="a shared compile pool")
+    add("--sanitizer", metavar="KIND", help="access, value or all")
+    add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+@contextlib.contextmanager
+def _runtime_folder(settings: Settings) -> Iterator[Path]:
+    """A private folder for the run's sockets, removed with all that is in it."""
+    parent = settings.runtime_dir or os.environ.get("XDG_RUNTIME_DIR") or None
+    if parent is not None and not os.access(parent, os.W_OK | os.X_OK):
+        parent = None
+    folder = Path(tempfile.mkdtemp(prefix="hrxmp-", dir=parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"hrxmp-run: {text}\n")
+    sys.stderr.flush()
+
+
+_TOOLS = {"devices": "hrxmp.workloads.devices"}
+"""Commands that need no executor."""

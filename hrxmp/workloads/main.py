@@ -1,0 +1,50 @@
+"""What `hrxmp-run` runs in the executor process: a command of ours, or the user's script."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hrxmp.workloads import arguments
+
+if TYPE_CHECKING:
+    from hrxmp.executor.engine import Executor
+
+COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
+    "bench": ("time prefill and decode, as llama-bench does", arguments.add_bench_arguments),
+    "generate": ("continue a prompt", arguments.add_generate_arguments),
+}
+"""Commands that need an executor: help, and what adds their flags."""
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    """The command line of one command."""
+    text, add = COMMANDS[command]
+    parser = argparse.ArgumentParser(prog=f"hrxmp-run {command}", description=text)
+    add(parser)
+    return parser
+
+
+def run_workload(argv: list[str], connect: Callable[[], Any]) -> int:
+    """Run a command or a script; the exit code. `connect` opens the Executor at first need."""
+    command, *rest = argv
+    if command not in COMMANDS:
+        return _run_script(argv)
+    args = parser_of(command).parse_args(rest)
+    executor: Executor = connect()
+    code: int = import_module(f"hrxmp.workloads.{command}").main(args, executor)
+    return code
+
+
+def _run_script(argv: list[str]) -> int:
+    """The script as `__main__`, with its own folder first on the path; it calls hrxmp.connect."""
+    path = str(Path(argv[0]).resolve())
+    sys.argv = list(argv)
+    sys.path.insert(0, str(Path(path).parent))
+    runpy.run_path(path, run_name="__main__")
+    return 0
