@@ -227,7 +227,8 @@ def model_type(file: GgufFile) -> str:
     """Architecture, size and type of weights, e.g. `llama 135M Q4_1`."""
     size = file.metadata.get("general.size_label")
     if not isinstance(size, str):
-        size = f"{file.n_params / 1e9:.2f}B"
+        count = file.n_params
+        size = f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
     kind = FILE_TYPES.get(file.integer("general.file_type", -1, least=-1), "unknown type")
     return f"{file.string('general.architecture')} {size} {kind}"
 
