@@ -210,7 +210,7 @@ def _compile(device: Device, variant: Variant, source: str, options: str) -> cl.
 
 
 def _binary(program: cl._cl._Program) -> bytes:
-    binaries: list[bytes] = program.get_info(opencl().program_info.BINARIES)  # type: ignore[assignment]
+    binaries: list[bytes] = program.get_info(opencl().program_info.BINARIES)
     return binaries[0]
 
 

@@ -17,6 +17,8 @@ from hrxmp.kernels.grid import Y_ROWS, define, over_elements, row_stride
 from hrxmp.kernels.launch import Launch
 from hrxmp.kernels.view import View, alike, merged, step
 
+BinaryOp = Literal["add", "sub", "mul", "div"]
+
 _PLAIN = (DType.F32, DType.F16, DType.I32)
 _WALK = "cols:int rows:int n1:int n2:int"
 
@@ -57,7 +59,7 @@ DEFINITIONS = (
 def binary(
     traits: DeviceTraits,
     *,
-    op: Literal["add", "sub", "mul", "div"],
+    op: BinaryOp,
     a: View,
     b: View,
     y: View | None = None,

@@ -10,6 +10,9 @@ from hrxmp.kernels.definition import DeviceTraits, KernelDefinition, arguments
 from hrxmp.kernels.keys import Param, Variant
 from hrxmp.kernels.launch import Launch
 
+AXIS_LIMIT = 32768
+"""Items along axis 0. PoCL compiles a kernel once more for grids of 65536 items along an axis."""
+
 _COLUMNS_A_GROUP = 256
 _ITEMS_A_ROW_CPU = 64
 _ITEMS_A_ROW_GPU = 256
@@ -41,12 +44,13 @@ def over_elements(
     writes: str = "y",
     lanes: int = _COLUMNS_A_GROUP,
 ) -> Launch:
-    """One item a column (axis 0) and row (axis 1). `cost` is flops and bytes."""
-    local = (min(lanes, traits.max_work_group), 1)
+    """One item a column (axis 0, then axis 2) and row (axis 1). `cost` is flops and bytes."""
+    local = (min(lanes, traits.max_work_group), 1, 1)
+    width = min(-(-cols // local[0]) * local[0], AXIS_LIMIT)
     return Launch(
         variant=Variant(definition=definition, params=params, local_size=local),
         args=args,
-        global_size=(-(-cols // local[0]) * local[0], rows),
+        global_size=(width, rows, -(-cols // width)),
         writes=(writes,),
         flops=cost[0],
         nbytes=cost[1],
@@ -62,12 +66,12 @@ def over_rows(
     args: tuple[str | int | float, ...],
     cost: tuple[int, int],
 ) -> Launch:
-    """One work-group a row. `cost` is flops and bytes."""
+    """One work-group a row (axis 1). `cost` is flops and bytes."""
     items = _ITEMS_A_ROW_CPU if traits.is_cpu else _ITEMS_A_ROW_GPU
     return Launch(
-        variant=Variant(definition=definition, params=params, local_size=(items,)),
+        variant=Variant(definition=definition, params=params, local_size=(items, 1)),
         args=(rows, *args),
-        global_size=(rows * items,),
+        global_size=(items, rows),
         writes=("y",),
         flops=cost[0],
         nbytes=cost[1],

@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -64,10 +65,9 @@ def opencl() -> ModuleType:
     if not _vendors:
         raise DeviceError("the OpenCL loader was not prepared: call prepare_loader() first")
     try:
-        import pyopencl
+        return import_module("pyopencl")
     except ImportError as error:
         raise DeviceError(f"pyopencl cannot be imported: {error}") from error
-    return pyopencl
 
 
 def _vendor_folder(private: Path, prefix: Path) -> Path:

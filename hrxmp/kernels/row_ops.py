@@ -15,6 +15,8 @@ from hrxmp.kernels.definition import DeviceTraits
 from hrxmp.kernels.grid import X_ROWS, Y_ROWS, define, over_elements, over_rows, row_stride
 from hrxmp.kernels.launch import Launch
 
+RopeMode = Literal["norm", "neox"]
+
 UNBOUNDED = 2**31 - 1
 """Rows of a table whose size the caller does not say."""
 
@@ -136,7 +138,7 @@ def rope(
     n_dims: int,
     n_heads: int,
     m: int,
-    mode: Literal["norm", "neox"] = "norm",
+    mode: RopeMode = "norm",
     freq_base: float = 10000.0,
     freq_scale: float = 1.0,
     factors: bool = False,

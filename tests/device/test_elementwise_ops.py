@@ -1,10 +1,11 @@
-"""Every element and row kernel against a float64 reference: odd sizes, strides, poisoned outputs."""
+"""Every element and row kernel against float64 references: odd sizes, strides, poisoned outputs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 
+import gguf
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from hrxmp.kernels import elementwise_ops as element
 from hrxmp.kernels import row_ops as row
 from hrxmp.kernels.device import Device
 from hrxmp.kernels.launch import Launch
+from hrxmp.kernels.layout import pack
 from hrxmp.kernels.view import View
 from tests.device.conftest import Runner, launch_once
 
@@ -55,7 +57,7 @@ FUNCTIONS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.di
 
 
 @pytest.mark.parametrize("op", FUNCTIONS)
-def test_binary_dense(run: Runner, device: Device, op: str) -> None:
+def test_binary_dense(run: Runner, device: Device, op: element.BinaryOp) -> None:
     a, b = random(3, 577), random(3, 577, seed=2) + 3
     launch = element.binary(device.traits, op=op, a=View.dense(a.shape), b=View.dense(b.shape))
     got = run(launch, {"a": a, "b": b, "y": poisoned(3, 577)})
@@ -100,7 +102,7 @@ def test_binary_in_place(run: Runner, device: Device) -> None:
     assert_close(run(in_place, {"a": a, "b": b})["a"], a.astype(np.float64) + b)
 
 
-@pytest.mark.parametrize("count", [1, 255, 256, 100_003])
+@pytest.mark.parametrize("count", [1, 255, 256, 32_769, 100_003])
 def test_scale_with_bias_and_offsets(run: Runner, device: Device, count: int) -> None:
     x, y = random(count + 9), poisoned(count + 20)
     launch = element.scale(
@@ -112,7 +114,8 @@ def test_scale_with_bias_and_offsets(run: Runner, device: Device, count: int) ->
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
+    result: np.ndarray = 1 / (1 + np.exp(-x))
+    return result
 
 
 def test_silu_also_far_out(run: Runner, device: Device) -> None:
@@ -242,7 +245,7 @@ def rotated(
 @pytest.mark.parametrize(("head_dim", "n_dims"), [(64, 64), (64, 48), (80, 80), (6, 2)])
 @pytest.mark.parametrize("with_factors", [False, True])
 def test_rope(
-    run: Runner, device: Device, mode: str, head_dim: int, n_dims: int, with_factors: bool
+    run: Runner, device: Device, mode: row.RopeMode, head_dim: int, n_dims: int, with_factors: bool
 ) -> None:
     heads, positions = 3, np.array([0, 1, 777, 100_000], np.int32)
     m, width, stride = len(positions), heads * head_dim, heads * head_dim + 11
@@ -287,6 +290,36 @@ def test_get_rows(run: Runner, device: Device, dtype: DType) -> None:
     assert np.isnan(got[4:, 2 : k + 2]).all()
     assert (got[:, :2] == POISON).all()
     assert (got[:, k + 2 :] == POISON).all()
+
+
+def blocks(dtype: DType, rows: int, k: int) -> np.ndarray:
+    """Random weight blocks with scales of a sane size, as bytes [rows, row bytes]."""
+    values = np.random.default_rng(5).standard_normal((rows, k)).astype(np.float32)
+    kind = gguf.GGMLQuantizationType[dtype.name]
+    try:
+        return np.asarray(gguf.quants.quantize(values, kind))
+    except NotImplementedError:  # K-quants are only decoded there: random bits, small scales
+        raw = np.random.default_rng(6).integers(0, 256, (rows, dtype.row_bytes(k)), np.uint8)
+        scales = raw.reshape(rows, -1, dtype.nbytes)
+        at = dtype.nbytes - 2 if dtype is DType.Q6_K else 0
+        scales[..., at : at + 2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
+        if dtype is not DType.Q6_K:
+            scales[..., 2:4] = np.frombuffer(np.float16(0.02).tobytes(), np.uint8)
+        return raw
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype.quantized])
+def test_get_rows_of_a_quantised_table(run: Runner, device: Device, dtype: DType) -> None:
+    rows, k, ids = 37, 512, np.array([36, 0, 15, 16, 36, 37], np.int32)
+    raw = blocks(dtype, rows, k)
+    want = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[dtype.name])
+    table = pack("lane16", dtype, rows, k, raw.reshape(-1))
+    launch = row.get_rows(
+        device.traits, dtype=dtype, layout="lane16", k=k, m=len(ids), table_rows=rows
+    )
+    got = run(launch, {"table": table, "ids": ids, "y": poisoned(len(ids), k)})["y"]
+    assert_close(got[:-1], want[ids[:-1]].astype(np.float64), 1e-6)
+    assert np.isnan(got[-1]).all()
 
 
 @pytest.mark.parametrize("dst", [DType.F32, DType.F16])

@@ -4,6 +4,9 @@
 
 #define KERNEL kernel __attribute__((reqd_work_group_size(LX, LY, LZ))) void
 
+// The column of an item: axis 0, continued along axis 2 where a row is long (see grid.py).
+#define COLUMN ((int)(get_global_id(0) + get_global_id(2) * get_global_size(0)))
+
 // Element types are given by name in a define, e.g. -DSRC=f16; TYPE(SRC) is what a pointer needs.
 #define JOIN2(a, b) a##b
 #define JOIN(a, b) JOIN2(a, b)

@@ -1,4 +1,5 @@
-// Element by element: axis 0 of the index space is the last axis of the tensors, axis 1 the others.
+// Element by element: axes 0 and 2 of the index space are the last axis of the tensors, axis 1 the
+// others.
 #include "common.h"
 
 // Position of row (r0, r1, r2) of a tensor with strides name0.. and offset name_offset, in elements.
@@ -25,7 +26,7 @@ KERNEL binary(
     const int y_offset, const int y0, const int y1, const int y2, const int y3,
     global const float *a, global const float *b, global float *y)
 {
-    const int col = get_global_id(0), row = get_global_id(1);
+    const int col = COLUMN, row = get_global_id(1);
     if (col >= cols || row >= rows) return;
     SPLIT_ROW(row);
     const float u = a[ROW(a) + col * A_STEP], v = b[ROW(b) + col * B_STEP];
@@ -39,7 +40,7 @@ KERNEL unary(
     const int count, const int x_offset, const int y_offset, const float factor, const float bias,
     global const float *x, global float *y)
 {
-    const int i = get_global_id(0);
+    const int i = COLUMN;
     if (i >= count) return;
     const float v = x[x_offset + i];
     y[y_offset + i] = JOIN(UNARY_, OP)(v);
@@ -54,7 +55,7 @@ KERNEL swiglu(
     const int y_stride, const int y_offset,
     global const float *gate, global const float *up, global float *y)
 {
-    const int col = get_global_id(0), row = get_global_id(1);
+    const int col = COLUMN, row = get_global_id(1);
     if (col >= cols || row >= rows) return;
     const float g = gate[gate_offset + row * gate_stride + col];
     y[y_offset + row * y_stride + col] = UNARY_silu(g) * up[up_offset + row * up_stride + col];
@@ -69,7 +70,7 @@ KERNEL cpy(
     const int y_offset, const int y0, const int y1, const int y2, const int y3,
     global const TYPE(SRC) *x, global TYPE(DST) *y)
 {
-    const int col = get_global_id(0), row = get_global_id(1);
+    const int col = COLUMN, row = get_global_id(1);
     if (col >= cols || row >= rows) return;
     SPLIT_ROW(row);
     STORE(DST, y, ROW(y) + col * Y_STEP, LOAD(SRC, x, ROW(x) + col * X_STEP));

@@ -13,7 +13,7 @@ KERNEL rms_norm(
     global float *y)
 {
     local float scratch[LX];
-    const int row = get_group_id(0), item = get_local_id(0);
+    const int row = get_group_id(1), item = get_local_id(0);
     if (row >= rows) return;
     global const float *in = x + x_offset + row * x_stride;
     global float *out = y + y_offset + row * y_stride;
@@ -48,7 +48,7 @@ KERNEL soft_max(
     global float *y)
 {
     local float scratch[LX];
-    const int row = get_group_id(0), item = get_local_id(0);
+    const int row = get_group_id(1), item = get_local_id(0);
     if (row >= rows) return;
     global const float *in = x + x_offset + row * x_stride;
     global float *out = y + y_offset + row * y_stride;
@@ -77,7 +77,7 @@ KERNEL argmax(
 {
     local float values[LX];
     local int places[LX];
-    const int row = get_group_id(0), item = get_local_id(0);
+    const int row = get_group_id(1), item = get_local_id(0);
     if (row >= rows) return;
     global const float *in = x + x_offset + row * x_stride;
     float best = -INFINITY;

@@ -1,5 +1,5 @@
 // Rows picked from a table, or put into a cache, by run-time indices.
-// Axis 0 of the index space is the column, axis 1 the row of ids.
+// Axes 0 and 2 of the index space are the column, axis 1 the row of ids.
 #include "common.h"
 
 // y[row] = table[ids[row]] for a weight matrix of any format; an id outside it gives NaNs instead
@@ -11,7 +11,7 @@ KERNEL get_rows(
     const int rows, const int table_rows, const int y_stride, const int y_offset,
     global const uchar *table, global const int *ids, global float *y)
 {
-    const int col = get_global_id(0), row = get_global_id(1);
+    const int col = COLUMN, row = get_global_id(1);
     if (col >= K || row >= rows) return;
     const int id = ids[row];
     const bool inside = id >= 0 && id < table_rows;
@@ -26,7 +26,7 @@ KERNEL set_rows(
     const int cache_stride, const int cache_offset,
     global const float *x, global const int *ids, global TYPE(DST) *cache)
 {
-    const int col = get_global_id(0), row = get_global_id(1);
+    const int col = COLUMN, row = get_global_id(1);
     if (col >= K || row >= rows) return;
     const int id = ids[row];
     if (id < 0 || id >= cache_rows) return;
