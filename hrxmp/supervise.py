@@ -190,15 +190,15 @@ def spawn(
     pass_fds: Sequence[int] = (),
     new_group: bool = True,
 ) -> Child:
-    """Start `python -m hrxmp <role> <args> --ready-fd N --parent-fd N`.
+    """Start `python -m hrxmp <role> --ready-fd N --parent-fd N <args>`.
 
     `stdout=None` inherits; so does stderr unless it is captured as last words. ChildError when the
     system refuses to start it. Main thread only: a child may ask to die with its parent's thread.
     """
     ready_read, ready_write = os.pipe()
     parent_read, parent_write = os.pipe()
-    command = [sys.executable, "-P", "-m", "hrxmp", role, *args]
-    command += ["--ready-fd", str(ready_write), "--parent-fd", str(parent_read)]
+    command = [sys.executable, "-P", "-m", "hrxmp", role]
+    command += ["--ready-fd", str(ready_write), "--parent-fd", str(parent_read), *args]
     try:
         process = subprocess.Popen(
             command,

@@ -80,6 +80,7 @@ class Ticket:
         self.cancelled = False
         self.outcome: Outcome | None = None
         self._accepted = accepted
+        self._known = threading.Event()
         self._done = threading.Event()
 
     @property
@@ -92,6 +93,10 @@ class Ticket:
         self._done.wait(timeout_s)
         return self.outcome
 
+    def wait_accepted(self, timeout_s: float) -> None:
+        """Wait until it is known how the request is served, or that it is not."""
+        self._known.wait(timeout_s)
+
     def accept(self, via: str) -> bool:
         """Note where it is served from; False when that is known already."""
         if self.via:
@@ -99,12 +104,14 @@ class Ticket:
         self.via, self.accepted_ns = via, mono_ns()
         if self._accepted is not None:
             self._accepted(via)
+        self._known.set()
         return True
 
     def resolve(self, outcome: Outcome) -> None:
         """Give it its outcome; the first one counts."""
         if self.outcome is None:
             self.outcome = outcome
+            self._known.set()
             self._done.set()
 
 

@@ -143,20 +143,19 @@ class Executor:
         if self.tracer is not None:
             self.tracer.emit(records.Annotation, exec_id=None, label=label)
 
-    def prefetch(self, graph: Graph) -> None:
-        """Ask for the kernels of a graph that will run soon; returns without waiting."""
-        if not self._jit.asynchronous:
-            return
-        program = self._program(graph, None)
-        cause = Cause(exec_id=None, counts=GraphCounts())
-        self._jit.ask(self._wants(program).values(), cause)
-
     # -- executing ---------------------------------------------------------------------------
 
-    def execute(self, graph: Graph, inputs: Mapping[str, Array] | None = None) -> Execution:
+    def execute(
+        self,
+        graph: Graph,
+        inputs: Mapping[str, Array] | None = None,
+        *,
+        upcoming: Graph | None = None,
+    ) -> Execution:
         """Run a graph and return its outputs. Raises HrxmpError; the executor lives on.
 
-        `inputs` has an array for each of the graph's inputs.
+        `inputs` has an array for each of the graph's inputs. `upcoming` will run soon: while
+        kernels of `graph` are missing, those of `upcoming` are asked for too.
         """
         if self._failed:
             raise DeviceError(f"this executor's device failed before: {self._failed}")
@@ -170,7 +169,7 @@ class Executor:
                 records.GraphBegin, exec_id=exec_id, uid=graph.uid, nodes=len(graph.nodes)
             )
         try:
-            outputs = self._run(graph, inputs or {}, run)
+            outputs = self._run(graph, inputs or {}, upcoming, run)
         except HrxmpError as error:
             self._finish(graph, run, begin, error)
             raise
@@ -182,7 +181,9 @@ class Executor:
             replayed=run.replayed,
         )
 
-    def _run(self, graph: Graph, inputs: Mapping[str, Array], run: _Run) -> dict[str, Array]:
+    def _run(
+        self, graph: Graph, inputs: Mapping[str, Array], upcoming: Graph | None, run: _Run
+    ) -> dict[str, Array]:
         program = self._program(graph, run)
         prepared = self._prepared_for(program, graph, run)
         prepared.write_inputs(inputs)
@@ -190,20 +191,24 @@ class Executor:
         if prepared.ready:
             prepared.launch_all()
         else:
-            self._first_launch(prepared, run.cause)
+            self._first_launch(prepared, upcoming, run.cause)
         try:
             return prepared.read_outputs()
         except DeviceError as error:
             self._failed = error.message  # the driver is of no use after a kernel fault
             raise
 
-    def _first_launch(self, prepared: PreparedProgram, cause: Cause) -> None:
+    def _first_launch(
+        self, prepared: PreparedProgram, upcoming: Graph | None, cause: Cause
+    ) -> None:
         """Ask for all kernels at once, then launch in order, waiting only where one is missing."""
         program = prepared.program
         wanted = self._wants(program)
         try:
             self._jit.ask(wanted.values(), cause)
             self._jit.expect([item.key for item in wanted.values()])
+            if upcoming is not None:
+                self._prefetch(upcoming)
             prepared.launch_all()
             for command in program.commands[prepared.bound :]:
                 key = wanted[command.launch.variant].key
@@ -212,6 +217,12 @@ class Executor:
         except HrxmpError:
             self._jit.abandon([item.key for item in wanted.values()])
             raise
+
+    def _prefetch(self, graph: Graph) -> None:
+        """Ask for a graph's kernels on nobody's behalf; only a pool can compile meanwhile."""
+        if self._jit.asynchronous:
+            cause = Cause(exec_id=None, counts=GraphCounts())
+            self._jit.ask(self._wants(self._program(graph, None)).values(), cause)
 
     def _program(self, graph: Graph, run: _Run | None) -> GraphProgram:
         program = self._programs.find(graph)

@@ -53,6 +53,9 @@ class Compiler(Protocol):
     ) -> None:
         """Start on a request. `accepted(via)` is called once, before any record of the compile."""
 
+    def ready(self, request: int) -> bool:
+        """Whether the outcome is there; returns as soon as the request is accepted."""
+
     def result(self, request: int) -> Binary:
         """Wait, bounded, for the outcome. Raises CompileError."""
 
@@ -222,9 +225,9 @@ class Jit:
     # -- getting -----------------------------------------------------------------------------
 
     def _wait(self, request: Request, cause: Cause) -> Binary:
-        if self._compiler.synchronous:
-            return self._compiler.result(request.request)
         begin = monotonic_ns()
+        if self._compiler.ready(request.request):
+            return self._compiler.result(request.request)
         names = {"kernel": request.wanted.kernel, "asked_by": request.asked_by}
         self._emit(records.WaitBegin, request, cause, **names)
         outcome = "ok"

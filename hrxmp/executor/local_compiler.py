@@ -47,6 +47,10 @@ class LocalCompiler:
         )
         self._results[request] = Binary(payload=built.binary, compile_ns=built.compile_ns)
 
+    def ready(self, request: int) -> bool:
+        """Always: `submit` compiled."""
+        return request in self._results
+
     def result(self, request: int) -> Binary:
         """The outcome of `submit`."""
         return self._results.pop(request)

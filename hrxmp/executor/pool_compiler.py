@@ -40,6 +40,12 @@ class PoolCompiler:
         )
         self._tickets[request] = self._client.request(body, exec_id, accepted)
 
+    def ready(self, request: int) -> bool:
+        """Whether the outcome is there. Returns once the pool has taken the request, or not."""
+        ticket = self._tickets[request]
+        ticket.wait_accepted(self._longest_s)
+        return ticket.done
+
     def result(self, request: int) -> Binary:
         """Wait for the outcome. Raises CompileError."""
         outcome = self._tickets.pop(request).wait(self._longest_s)

@@ -125,7 +125,9 @@ class LlamaModel:
     def _execute(self, ids: NDArray[np.int32], *, logits: bool) -> Logits | None:
         positions = np.arange(self.length, self.length + len(ids), dtype=np.int32)
         execution = self.executor.execute(
-            self.graph(len(ids), logits=logits), {"tokens": ids, "positions": positions}
+            self.graph(len(ids), logits=logits),
+            {"tokens": ids, "positions": positions},
+            upcoming=self.graph(1),
         )
         self.length += len(ids)
         if self.on_execution:
