@@ -61,7 +61,7 @@ class Source(Protocol):
 
     identity: Identity
     clock: HybridLogicalClock
-    run_begin_mono_ns: int
+    run_begin_ns: int
 
     def take(self) -> Taken: ...
     def lose(self, first: int, last: int, reason: str) -> None: ...
@@ -81,6 +81,7 @@ class Delivery:
         self._wake = lifecycle.WakeUp()
         self._thread = threading.Thread(target=self._run, name="hrxmp-trace", daemon=True)
         self._welcome = threading.Event()
+        self._progress = threading.Condition()
         self._closing_ns = 0
         """Deadline of `close` on the monotonic clock; 0 while open."""
         self._finished = False
@@ -107,6 +108,11 @@ class Delivery:
     def wake(self) -> None:
         """There is something to fetch. One system call, from any thread."""
         self._wake.set()
+
+    def wait_acknowledged(self, next_seq: int, timeout_s: float) -> bool:
+        """Wait until every record below the number is acknowledged."""
+        with self._progress:
+            return self._progress.wait_for(lambda: self._backlog.acked_seq >= next_seq, timeout_s)
 
     def close(self, timeout_s: float) -> bool:
         """Deliver, say goodbye, wait for its acknowledgement; bounded by `timeout_s`."""
@@ -163,10 +169,10 @@ class Delivery:
 
     def _wait(self, now: int, sent: bool) -> None:
         """Sleep until there is something to do: records, an answer, or a time."""
-        if self._take_ns > now or (self._backlog.unsent and not sent):
-            timeout = 10
-        elif not self._welcomed:
+        if not self._welcomed:
             timeout = 50
+        elif self._take_ns > now or not sent:
+            timeout = 10
         else:
             timeout = self._heartbeat_ns // 1_000_000
         if self._closing_ns:
@@ -230,18 +236,18 @@ class Delivery:
                 return False
             self._backlog.advance()
             self._sent_ns = now
-        if now - self._sent_ns >= self._heartbeat_ns:
-            self._beat(now)
-        return True
+        return now - self._sent_ns < self._heartbeat_ns or self._beat(now)
 
-    def _beat(self, now: int) -> None:
+    def _beat(self, now: int) -> bool:
         """A batch without records: alive, and no earlier record is to come than its mark."""
         if not self._backlog.unsent:
             self._collect()
         first = self._backlog.first_unsent_seq(self._next_seq)
         mark = (0, 0) if self._backlog.unsent else self._mark
-        self._link.send(Records(first_seq=first, items=[], mark=mark))
-        self._sent_ns = now
+        sent = self._link.send(Records(first_seq=first, items=[], mark=mark))
+        if sent:
+            self._sent_ns = now
+        return sent
 
     def _hello(self, now: int) -> None:
         self._hello_ns = now
@@ -252,7 +258,7 @@ class Delivery:
                 boot_id=host_id(),
                 package_version=getattr(hrxmp, "__version__", ""),
                 first_unacked_seq=self._backlog.first_seq(self._next_seq),
-                run_begin_mono_ns=self.source.run_begin_mono_ns,
+                run_begin_ns=self.source.run_begin_ns,
                 resumed=self._resumed,
             )
         )
@@ -282,6 +288,8 @@ class Delivery:
 
     def _acknowledged(self, ack: Ack) -> None:
         self._backlog.acknowledge(ack.next_seq)
+        with self._progress:
+            self._progress.notify_all()
         if ack.again:
             self._backlog.rewind(ack.next_seq)
             self._goodbye_sent = False

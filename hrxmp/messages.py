@@ -56,8 +56,6 @@ class Hello(Body, frozen=True, kw_only=True, tag="hello"):
     """Executors to a pool: where this run's records go; empty when tracing is off."""
     run_begin_ns: int = 0
     """Executors to a pool: monotonic zero of the run's `t_ns`."""
-    run_begin_mono_ns: int = 0
-    """When the run began, on the sender's monotonic clock: the origin of `t_ns`."""
     resumed: bool = False
     """Trace sources: this life of the source had a session before."""
 

@@ -52,12 +52,12 @@ def open_tracer(
     identity: Identity,
     clock: HybridLogicalClock,
     endpoint: str,
-    run_begin_mono_ns: int,
+    run_begin_ns: int,
 ) -> Tracer | None:
     """A started tracer, or None when tracing is off."""
     if not settings.trace_compile:
         return None
-    tracer = Tracer(identity, clock, endpoint, settings, run_begin_mono_ns)
+    tracer = Tracer(identity, clock, endpoint, settings, run_begin_ns)
     tracer.start()
     return tracer
 
@@ -71,13 +71,13 @@ class Tracer:
         clock: HybridLogicalClock,
         endpoint: str,
         settings: Settings,
-        run_begin_mono_ns: int,
+        run_begin_ns: int,
         *,
         pending_bytes: int = PENDING_BYTES,
     ) -> None:
         self.identity = identity
         self.clock = clock
-        self.run_begin_mono_ns = run_begin_mono_ns
+        self.run_begin_ns = run_begin_ns
         self._lock = threading.Lock()
         self._pending: list[tuple[int, int, bytes]] = []
         self._edges: list[tuple[int, Edge]] = []
@@ -110,6 +110,13 @@ class Tracer:
             wake, self._awake = not self._awake, True
         if wake:
             self._delivery.wake()
+
+    def flush(self, timeout_s: float = 2.0) -> bool:
+        """Wait until all that was emitted so far is acknowledged; False when the time is over."""
+        with self._lock:
+            target = self._seq
+        self._delivery.wake()
+        return self._delivery.wait_acknowledged(target, timeout_s)
 
     def close(self, timeout_s: float = 2.0) -> bool:
         """Deliver the rest and say goodbye. False when records could not be delivered in time."""
@@ -165,7 +172,7 @@ class Tracer:
             source=identity.source,
             incarnation=identity.incarnation,
             seq=seq,
-            t_ns=mono_ns() - self.run_begin_mono_ns,
+            t_ns=mono_ns() - self.run_begin_ns,
             exec_id=exec_id,
             **fields,
         )

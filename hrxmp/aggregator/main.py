@@ -27,7 +27,8 @@ from hrxmp.settings import Settings
 
 RECEIVES = 64
 """Messages a round: bounds the time until the next release and status reply."""
-SETTLE_NS = 1_000_000_000
+SETTLE_NS = 600_000_000
+"""After a restart, sources of the former life get so long to come back."""
 ORPHAN_NS = 3_000_000_000
 """With the parent gone, sources get so long to end."""
 SINK_CLOSE_S = 5.0
@@ -232,7 +233,7 @@ def _sessions(
     return Sessions(
         Merge(hold_back_ms * 1_000_000),
         clock,
-        heartbeat_ms=max(min(hold_back_ms // 2, 250), 20),
+        heartbeat_ms=max(min(hold_back_ms // 4, 250), 20),
         incarnation=identity.incarnation,
         host=host_id(),
         started_ns=mono_ns(),

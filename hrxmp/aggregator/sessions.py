@@ -43,7 +43,7 @@ class Session:
         self.lane = lane
         self.pid = hello.pid
         self.host = hello.boot_id
-        self.begin_ns = hello.run_begin_mono_ns
+        self.begin_ns = hello.run_begin_ns
         self.expected = hello.first_unacked_seq
         """The next record number that is wanted."""
         self.written = hello.first_unacked_seq

@@ -12,7 +12,7 @@ from pathlib import Path
 from hrxmp.clock import HybridLogicalClock, mono_ns
 from hrxmp.identity import new_identity
 from hrxmp.settings import Settings
-from hrxmp.trace import Tracer
+from hrxmp.trace import PENDING_BYTES, Tracer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,14 +70,23 @@ def aggregator(endpoint: str, stderr: int, *flags: str) -> Iterator[AggregatorPr
             running.kill()
 
 
-def tracer(endpoint: str, source: str, run: str = "r1", **settings: object) -> Tracer:
+def tracer(
+    endpoint: str,
+    source: str,
+    *,
+    run: str = "r1",
+    welcome_s: float = 5.0,
+    spool_mb: int = 256,
+    pending_bytes: int = PENDING_BYTES,
+) -> Tracer:
     """A started tracer of this process."""
     made = Tracer(
         new_identity(run, source),
         HybridLogicalClock(),
         endpoint,
-        Settings(trace_compile=True, **settings),  # type: ignore[arg-type]
+        Settings(trace_compile=True, spool_mb=spool_mb),
         mono_ns(),
+        pending_bytes=pending_bytes,
     )
-    made.start(5.0)
+    made.start(welcome_s)
     return made

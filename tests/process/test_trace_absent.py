@@ -1,0 +1,65 @@
+"""No aggregator at the endpoint (scenario X39), and limits that are hit: told once, counted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hrxmp import records
+from hrxmp.aggregator.reader import read_file
+from tests.process.aggregator_process import ROOT, aggregator, tracer
+
+PROGRAM = """
+import sys, time
+from hrxmp.records import Annotation
+from tests.process.aggregator_process import tracer
+source = tracer(sys.argv[1], "executor", welcome_s=1.0)
+for index in range(1000):
+    source.emit(Annotation, label="kept")
+begin = time.monotonic()
+finished = source.close(2.0)
+print(finished, time.monotonic() - begin)
+"""
+
+
+@pytest.mark.timeout(20)
+def test_no_aggregator(tmp_path: Path) -> None:
+    """The client works, says so once, and is gone within two seconds of its end."""
+    endpoint = f"ipc://{tmp_path}/nobody"
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, endpoint], cwd=ROOT, capture_output=True, text=True
+    )
+    finished, seconds = done.stdout.split()
+    assert done.returncode == 0
+    assert finished == "False"
+    assert float(seconds) < 2.0
+    assert done.stderr.count("\n") == 1
+    assert endpoint in done.stderr
+
+
+@pytest.mark.timeout(20)
+def test_limits_are_counted_exactly(tmp_path: Path) -> None:
+    """More records than memory and spool hold: each missing one is inside a `lost` record."""
+    endpoint, path = f"ipc://{tmp_path}/trace", tmp_path / "out"
+    source = tracer(endpoint, "executor", welcome_s=0.05, spool_mb=1, pending_bytes=1 << 20)
+    count = 60_000
+    for index in range(count):
+        source.emit(records.Annotation, label="x" * 500)
+        if index % 2000 == 0:
+            time.sleep(0)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    with aggregator(endpoint, descriptor):
+        assert source.close(15.0)
+    os.close(descriptor)
+    trace = read_file(path)
+    lost = [line.record for line in trace.lines if isinstance(line.record, records.Lost)]
+    missing = sum(one.last - one.first + 1 for one in lost)
+    assert missing > 0
+    assert missing + len(trace.lines) - len(lost) == count
+    there = {line.record.seq for line in trace.lines}
+    assert not any(seq in there for one in lost for seq in range(one.first, one.last + 1))
