@@ -123,7 +123,7 @@ def build(device: Device, variant: Variant, sanitizer: str = "", extra_options: 
     start = monotonic_ns()
     program = _compile(device, variant, catalog.source_text(definition), options)
     compiled = monotonic_ns()
-    kernel = opencl().Kernel(program, definition.entry_point)
+    kernel = _kernel(program, variant, definition.entry_point)
     created = monotonic_ns()
     dry_launch(device, variant, kernel)
     launched = monotonic_ns()
@@ -207,6 +207,17 @@ def _compile(device: Device, variant: Variant, source: str, options: str) -> cl.
             log=log,
         ) from error
     return program
+
+
+def _kernel(program: cl._cl._Program, variant: Variant, entry_point: str) -> cl.Kernel:
+    module = opencl()
+    try:
+        kernel: cl.Kernel = module.Kernel(program, entry_point)
+    except module.Error as error:
+        raise CompileRejectedError(
+            f"{variant.label()} has no kernel {entry_point!r}: {error}", kernel=variant.label()
+        ) from error
+    return kernel
 
 
 def _binary(program: cl._cl._Program) -> bytes:

@@ -21,7 +21,10 @@ UNBOUNDED = 2**31 - 1
 """Rows of a table whose size the caller does not say."""
 
 _NORM_HEAD = f"rows:int {X_ROWS} {Y_ROWS} eps:float x:buffer"
-_SOFT_MAX_HEAD = f"rows:int cols:int {X_ROWS} mask_rows:int mask_stride:int mask_offset:int {Y_ROWS} scale:float x:buffer"
+_SOFT_MAX_HEAD = (
+    f"rows:int cols:int {X_ROWS} mask_rows:int mask_stride:int mask_offset:int {Y_ROWS} "
+    "scale:float x:buffer"
+)
 _ROPE_HEAD = (
     f"rows:int {X_ROWS} {Y_ROWS} freq_base:float freq_scale:float x:buffer positions:buffer"
 )
