@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from hrxmp.dtypes import DType
 from hrxmp.errors import UnsupportedError
 from hrxmp.kernels.definition import DeviceTraits, KernelDefinition, arguments
@@ -16,6 +18,9 @@ from hrxmp.kernels.keys import Param, Variant
 from hrxmp.kernels.launch import Launch
 
 RopeMode = Literal["norm", "neox"]
+Params = tuple[tuple[str, Param], ...]
+
+_TILE, _TOKENS = 6, 16
 
 _CACHE = "HEAD_DIM HEADS KV_HEADS KV"
 _ROPE = (*_CACHE.split(), "N_DIMS", "NEOX", "FACTORS")
@@ -41,7 +46,72 @@ DEFINITIONS = (
             "q:buffer k_cache:buffer v_cache:buffer positions:buffer y:buffer"
         ),
     ),
+    KernelDefinition(
+        name="flash_attn_tile",
+        source="flash_attn_tile.cl",
+        entry_point="flash_attn_tile",
+        params=(*_CACHE.split(), "TILE", "TOKENS"),
+        args=arguments(
+            "m:int capacity:int q_stride:int q_offset:int y_stride:int y_offset:int scale:float "
+            "q:buffer k_cache:buffer v_cache:buffer positions:buffer y:buffer"
+        ),
+    ),
+    KernelDefinition(
+        name="flash_attn_row",
+        source="flash_attn_row.cl",
+        entry_point="flash_attn_row",
+        params=(*_ROPE, "ROPE"),
+        args=arguments(
+            "m:int capacity:int q_offset:int y_offset:int scale:float freq_base:float "
+            "freq_scale:float q:buffer positions:buffer factors:buffer k_cache:buffer "
+            "v_cache:buffer y:buffer"
+        ),
+    ),
 )
+
+
+class _Rope(msgspec.Struct, frozen=True, kw_only=True):
+    """Rotary positions of a model: which elements of a head turn, and how fast."""
+
+    n_dims: int
+    mode: RopeMode = "norm"
+    freq_base: float = 10000.0
+    freq_scale: float = 1.0
+    factors: bool = False
+    """Whether a vector of n_dims / 2 factors divides the angles."""
+
+
+class _Heads(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of an attention and of its caches [capacity, n_kv_heads * head_dim]."""
+
+    head_dim: int
+    n_heads: int
+    n_kv_heads: int
+    kv_dtype: DType
+    kv_capacity: int
+
+    @property
+    def width(self) -> int:
+        """Elements of a row of q."""
+        return self.n_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Elements of a row of a cache."""
+        return self.n_kv_heads * self.head_dim
+
+    def row_bytes(self) -> int:
+        """Bytes of a row of both caches."""
+        return 2 * self.kv_width * self.kv_dtype.nbytes
+
+    def params(self) -> Params:
+        values = (self.head_dim, self.n_heads, self.n_kv_heads, self.kv_dtype.label)
+        return tuple(zip(_CACHE.split(), values, strict=True))
+
+
+def fuses_rope(traits: DeviceTraits, m: int) -> bool:
+    """Whether `rope_flash_attn` does rope_set_rows and flash_attn of m rows in one launch."""
+    return traits.is_cpu and m == 1
 
 
 def rope_set_rows(
@@ -64,42 +134,45 @@ def rope_set_rows(
     """Rotate q in place; rotate k and store k and v as rows positions[i] of the caches.
 
     Operands: qkv f32 [m, stride] with q, k, v side by side from `offset`, positions i32 [m],
-    factors f32 [n_dims / 2] with `factors`, k_cache and v_cache [capacity, n_kv_heads * head_dim].
-    A position outside the cache stores nothing. Raises UnsupportedError.
+    factors f32 [n_dims / 2] with `factors`, k_cache and v_cache. A position outside the cache
+    stores nothing. Raises UnsupportedError.
     """
-    _check(head_dim, n_heads, n_kv_heads, kv_dtype)
-    if not 0 < n_dims <= head_dim or n_dims % 2:
-        raise UnsupportedError(f"{n_dims} rotated elements do not fit heads of {head_dim}")
-    if mode not in ("norm", "neox"):
-        raise UnsupportedError(f"no rope mode {mode!r}; there are norm and neox")
-    width = (n_heads + 2 * n_kv_heads) * head_dim
-    params = (
-        *_params(head_dim, n_heads, n_kv_heads, kv_dtype),
-        ("N_DIMS", n_dims),
-        ("NEOX", int(mode == "neox")),
-        ("FACTORS", int(factors)),
+    heads = _Heads(
+        head_dim=head_dim,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        kv_dtype=kv_dtype,
+        kv_capacity=kv_capacity,
     )
+    rope = _Rope(
+        n_dims=n_dims, mode=mode, freq_base=freq_base, freq_scale=freq_scale, factors=factors
+    )
+    _check(heads)
+    width = heads.width + 2 * heads.kv_width
     lanes = 1 if traits.is_cpu else 32
-    heads = n_heads + 2 * n_kv_heads
     return Launch(
-        variant=Variant(definition="rope_set_rows", params=params, local_size=(lanes, 1)),
+        variant=Variant(
+            definition="rope_set_rows",
+            params=(*heads.params(), *_rope_params(heads, rope)),
+            local_size=(lanes, 1),
+        ),
         args=(
             m,
-            kv_capacity,
+            heads.kv_capacity,
             width if stride is None else stride,
             offset,
-            freq_base,
-            freq_scale,
+            rope.freq_base,
+            rope.freq_scale,
             "qkv",
             "positions",
-            "factors" if factors else "qkv",
+            "factors" if rope.factors else "qkv",
             "k_cache",
             "v_cache",
         ),
-        global_size=(heads * lanes, m),
+        global_size=((heads.n_heads + 2 * heads.n_kv_heads) * lanes, m),
         writes=("qkv", "k_cache", "v_cache"),
-        flops=3 * m * (n_heads + n_kv_heads) * n_dims,
-        nbytes=m * width * 4 + m * n_kv_heads * head_dim * 2 * kv_dtype.nbytes,
+        flops=3 * m * (heads.n_heads + heads.n_kv_heads) * rope.n_dims,
+        nbytes=m * (4 * width + heads.row_bytes()),
     )
 
 
@@ -120,24 +193,34 @@ def flash_attn(
 ) -> Launch:
     """y [m, n_heads * head_dim]: row i of q attends to rows 0..positions[i] of the caches.
 
-    Operands: q f32 [m, q_stride], k_cache and v_cache [capacity, n_kv_heads * head_dim] of
-    kv_dtype, positions i32 [m], y f32. Strides and offsets in elements. Raises UnsupportedError.
+    Operands: q f32 [m, q_stride], k_cache, v_cache, positions i32 [m], y f32. Strides and offsets
+    in elements. Raises UnsupportedError.
     """
-    _check(head_dim, n_heads, n_kv_heads, kv_dtype)
-    width = n_heads * head_dim
+    heads = _Heads(
+        head_dim=head_dim,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        kv_dtype=kv_dtype,
+        kv_capacity=kv_capacity,
+    )
+    _check(heads)
+    if traits.is_cpu and m == 1:
+        return _row(heads, None, scale, q_offset, y_offset)
+    tiled = traits.is_cpu and heads.head_dim % 64 == 0
     lanes = 1 if traits.is_cpu else 32
+    tile: Params = (("TILE", _TILE), ("TOKENS", _TOKENS)) if tiled else ()
     return Launch(
         variant=Variant(
-            definition="flash_attn",
-            params=_params(head_dim, n_heads, n_kv_heads, kv_dtype),
+            definition="flash_attn_tile" if tiled else "flash_attn",
+            params=(*heads.params(), *tile),
             local_size=(lanes, 1),
         ),
         args=(
             m,
-            kv_capacity,
-            width if q_stride is None else q_stride,
+            heads.kv_capacity,
+            heads.width if q_stride is None else q_stride,
             q_offset,
-            width if y_stride is None else y_stride,
+            heads.width if y_stride is None else y_stride,
             y_offset,
             scale,
             "q",
@@ -146,24 +229,100 @@ def flash_attn(
             "positions",
             "y",
         ),
-        global_size=(n_heads * lanes, m),
+        global_size=((heads.n_kv_heads, -(-m // _TOKENS)) if tiled else (heads.n_heads * lanes, m)),
         writes=("y",),
-        flops=4 * m * width * kv_capacity,
-        nbytes=8 * m * width + 2 * kv_capacity * n_kv_heads * head_dim * kv_dtype.nbytes,
+        flops=4 * m * heads.width * heads.kv_capacity,
+        nbytes=8 * m * heads.width + heads.kv_capacity * heads.row_bytes(),
     )
 
 
-def _check(head_dim: int, n_heads: int, n_kv_heads: int, kv_dtype: DType) -> None:
-    if kv_dtype not in (DType.F32, DType.F16):
-        raise UnsupportedError(f"a cache of {kv_dtype.label}; f32 and f16 are supported")
-    if head_dim % 16 or not 16 <= head_dim <= 256:
-        raise UnsupportedError(f"heads of {head_dim} elements; multiples of 16 up to 256 go")
-    if n_kv_heads < 1 or n_heads % n_kv_heads:
-        raise UnsupportedError(f"{n_heads} heads do not share {n_kv_heads} key heads evenly")
+def rope_flash_attn(
+    traits: DeviceTraits,
+    *,
+    head_dim: int,
+    n_heads: int,
+    n_kv_heads: int,
+    m: int,
+    scale: float,
+    n_dims: int,
+    mode: RopeMode,
+    freq_base: float,
+    freq_scale: float,
+    kv_dtype: DType,
+    kv_capacity: int,
+    factors: bool = False,
+    offset: int = 0,
+    y_offset: int = 0,
+) -> Launch:
+    """`rope_set_rows`, then `flash_attn`, in one launch; qkv stays as it is.
+
+    Operands: qkv (m rows of q, k, v side by side from `offset`), positions, factors with
+    `factors`, k_cache, v_cache, y [m, n_heads * head_dim]. Only where `fuses_rope`.
+    """
+    heads = _Heads(
+        head_dim=head_dim,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        kv_dtype=kv_dtype,
+        kv_capacity=kv_capacity,
+    )
+    rope = _Rope(
+        n_dims=n_dims, mode=mode, freq_base=freq_base, freq_scale=freq_scale, factors=factors
+    )
+    _check(heads)
+    if not fuses_rope(traits, m):
+        raise UnsupportedError(f"rope and attention of {m} rows are not fused on this device")
+    return _row(heads, rope, scale, offset, y_offset)
 
 
-def _params(
-    head_dim: int, n_heads: int, n_kv_heads: int, kv_dtype: DType
-) -> tuple[tuple[str, Param], ...]:
-    values = (head_dim, n_heads, n_kv_heads, kv_dtype.label)
-    return tuple(zip(_CACHE.split(), values, strict=True))
+def _row(heads: _Heads, rope: _Rope | None, scale: float, offset: int, y_offset: int) -> Launch:
+    turned = rope or _Rope(n_dims=heads.head_dim)
+    q = "qkv" if rope else "q"
+    return Launch(
+        variant=Variant(
+            definition="flash_attn_row",
+            params=(*heads.params(), *_rope_params(heads, turned), ("ROPE", int(rope is not None))),
+            local_size=(1,),
+        ),
+        args=(
+            1,
+            heads.kv_capacity,
+            offset,
+            y_offset,
+            scale,
+            turned.freq_base,
+            turned.freq_scale,
+            q,
+            "positions",
+            "factors" if turned.factors else q,
+            "k_cache",
+            "v_cache",
+            "y",
+        ),
+        global_size=(heads.n_kv_heads,),
+        writes=("k_cache", "v_cache", "y") if rope else ("y",),
+        flops=4 * heads.width * heads.kv_capacity,
+        nbytes=8 * heads.width + heads.kv_capacity * heads.row_bytes(),
+    )
+
+
+def _check(heads: _Heads) -> None:
+    if heads.kv_dtype not in (DType.F32, DType.F16):
+        raise UnsupportedError(f"a cache of {heads.kv_dtype.label}; f32 and f16 are supported")
+    if heads.head_dim % 16 or not 16 <= heads.head_dim <= 256:
+        raise UnsupportedError(f"heads of {heads.head_dim} elements; multiples of 16 up to 256 go")
+    if heads.n_kv_heads < 1 or heads.n_heads % heads.n_kv_heads:
+        raise UnsupportedError(
+            f"{heads.n_heads} heads do not share {heads.n_kv_heads} key heads evenly"
+        )
+
+
+def _rope_params(heads: _Heads, rope: _Rope) -> Params:
+    if not 0 < rope.n_dims <= heads.head_dim or rope.n_dims % 2:
+        raise UnsupportedError(
+            f"{rope.n_dims} rotated elements do not fit heads of {heads.head_dim}"
+        )
+    if rope.mode not in ("norm", "neox"):
+        raise UnsupportedError(f"no rope mode {rope.mode!r}; there are norm and neox")
+    values = (rope.n_dims, int(rope.mode == "neox"), int(rope.factors))
+    return tuple(zip(_ROPE[len(_CACHE.split()) :], values, strict=True))

@@ -205,13 +205,20 @@ def _vec(traits: DeviceTraits, product: _Product) -> Launch:
             "norm_w" if product.norm else "x",
             *product.operands(),
         ),
-        global_size=(min(product.groups, 2 * traits.compute_units),),
+        global_size=(min(product.groups, _shares(traits, product)),),
         writes=("y",),
         flops=product.flops(),
         nbytes=product.nbytes(),
     )
 
 
+def _shares(traits: DeviceTraits, product: _Product) -> int:
+    """Work-groups of a mat-vec: each reads all of x first, so a short one makes one a core; a long
+    one makes more, so that a core that is taken away holds up less."""
+    return traits.compute_units * (1 if product.nbytes() < _LONG_BYTES else 4)
+
+
+_LONG_BYTES = 4 << 20
 _TILE, _PANEL, _DEPTH, _TOKENS = 6, 4, 128, 96
 
 

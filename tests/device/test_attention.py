@@ -8,7 +8,7 @@ import pytest
 
 from hrxmp.dtypes import DType
 from hrxmp.errors import UnsupportedError
-from hrxmp.kernels.attention import flash_attn, rope_set_rows
+from hrxmp.kernels.attention import flash_attn, fuses_rope, rope_flash_attn, rope_set_rows
 from hrxmp.kernels.device import Device
 from hrxmp.kernels.launch import Launch
 from tests.device.conftest import Runner
@@ -143,13 +143,64 @@ def test_rope_set_rows(
     np.testing.assert_allclose(stored, expected_k.reshape(m, -1), atol=3e-4, rtol=step)
     np.testing.assert_allclose(result["v_cache"][positions], v, rtol=step)
     others = np.setdiff1d(np.arange(capacity), positions)
-    assert (result["k_cache"][others] == 7.5).all() and (result["v_cache"][others] == 7.5).all()
+    assert (result["k_cache"][others] == 7.5).all()
+    assert (result["v_cache"][others] == 7.5).all()
+
+
+@pytest.mark.parametrize("kv_dtype", KINDS, ids=lambda d: d.label)
+@pytest.mark.parametrize("mode", ["norm", "neox"])
+@pytest.mark.parametrize("position", [0, 15, 300])
+def test_rope_flash_attn(
+    device: Device, run: Runner, kv_dtype: DType, mode: str, position: int
+) -> None:
+    if not fuses_rope(device.traits, 1):
+        pytest.skip("this device takes rope and attention apart")
+    rng = np.random.default_rng(position)
+    heads, kv_heads, d, capacity = 10, 2, 64, 320
+    qkv = rng.standard_normal((1, (heads + 2 * kv_heads) * d)).astype(np.float32)
+    factors = rng.uniform(1, 8, d // 2).astype(np.float32)
+    positions = np.array([position], np.int32)
+    caches = [rng.standard_normal((capacity, kv_heads * d)).astype(KINDS[kv_dtype]) for _ in "kv"]
+    for cache in caches:
+        cache[position:] = np.nan
+    launch = rope_flash_attn(
+        device.traits,
+        head_dim=d,
+        n_heads=heads,
+        n_kv_heads=kv_heads,
+        m=1,
+        scale=d**-0.5,
+        n_dims=d,
+        mode=mode,
+        freq_base=BASE,
+        freq_scale=1.0,
+        kv_dtype=kv_dtype,
+        kv_capacity=capacity,
+        factors=True,
+    )
+    operands = {"qkv": qkv, "positions": positions, "factors": factors}
+    operands |= {"k_cache": caches[0], "v_cache": caches[1]}
+    result = run(launch, operands | {"y": np.full((1, heads * d), np.nan, np.float32)})
+    q, k, v = np.split(qkv.astype(np.float64), [heads * d, (heads + kv_heads) * d], axis=1)
+    turned = [
+        rotated(x.reshape(1, -1, d), positions, d, mode == "neox", factors.astype(np.float64))
+        for x in (q, k)
+    ]
+    step = 1e-3 if kv_dtype is DType.F16 else 0
+    np.testing.assert_allclose(result["k_cache"][position], turned[1].ravel(), atol=3e-4, rtol=step)
+    np.testing.assert_allclose(result["v_cache"][position], v.ravel(), rtol=step)
+    stored = [
+        result[name].reshape(capacity, kv_heads, d).astype(np.float64)
+        for name in ("k_cache", "v_cache")
+    ]
+    expected = softmax_attention(turned[0], *stored, positions, d**-0.5)
+    np.testing.assert_allclose(result["y"].ravel(), expected.ravel(), atol=1e-4)
 
 
 def launches(device: Device, m: int) -> list[Launch]:
     sizes = {"head_dim": 64, "n_heads": 9, "n_kv_heads": 3, "m": m}
     cache = {"kv_dtype": DType.F16, "kv_capacity": 64}
-    rope = {"n_dims": 64, "mode": "norm", "freq_base": BASE, "freq_scale": 1.0}
+    rope: dict[str, object] = {"n_dims": 64, "mode": "norm", "freq_base": BASE, "freq_scale": 1.0}
     return [
         flash_attn(device.traits, **sizes, **cache, scale=0.125),
         rope_set_rows(device.traits, **sizes, **cache, **rope),

@@ -6,6 +6,7 @@
 
 #include "lanes.h"
 #include "mul_mat.h"
+#include "tile.h"
 
 #define WIDTH (PANEL * 16)
 #define STEPS ((TOTAL_GROUPS * (1 + SWIGLU) + PANEL - 1) / PANEL)
@@ -29,34 +30,8 @@ inline Target panel_target(int panel, int part, global const uchar *w0, global c
 #endif
 }
 
-// sums[t][.] += x[t][0..depth) * weights[0..depth)[.] for `rows` rows.
-inline void multiply(const int rows, global const float *x, int x_stride, local const float *weights,
-                     int depth, local float *sums) {
-    float16 sum[TILE][PANEL];
-#pragma unroll
-    for (int t = 0; t < rows; t++)
-#pragma unroll
-        for (int p = 0; p < PANEL; p++)
-            sum[t][p] = vload16(t * PANEL + p, sums);
-    for (int k = 0; k < depth; k++) {
-        float16 w[PANEL];
-#pragma unroll
-        for (int p = 0; p < PANEL; p++)
-            w[p] = vload16(k * PANEL + p, weights);
-#pragma unroll
-        for (int t = 0; t < rows; t++) {
-            float16 value = x[t * STRIDE + k];
-#pragma unroll
-            for (int p = 0; p < PANEL; p++)
-                sum[t][p] = mad(value, w[p], sum[t][p]);
-        }
-    }
-#pragma unroll
-    for (int t = 0; t < rows; t++)
-#pragma unroll
-        for (int p = 0; p < PANEL; p++)
-            vstore16(sum[t][p], t * PANEL + p, sums);
-}
+DEFINE_MULTIPLY(multiply, global)
+DEFINE_MULTIPLY_ALL(multiply_all, multiply, global)
 
 __attribute__((reqd_work_group_size(LX, LY, LZ)))
 kernel void mul_mat_tile(int m, int x_stride, int x_offset, int r_stride, int r_offset,
@@ -80,13 +55,7 @@ kernel void mul_mat_tile(int m, int x_stride, int x_offset, int r_stride, int r_
                 dequantize16(target.weights, (start + k) / 32, weights + k * WIDTH + part * 16,
                              WIDTH);
         }
-        int t = 0;
-        for (; t + TILE <= rows; t += TILE)
-            multiply(TILE, x + t * STRIDE + start, x_stride, weights, depth, sums + t * WIDTH);
-        for (; t + 2 <= rows; t += 2)
-            multiply(2, x + t * STRIDE + start, x_stride, weights, depth, sums + t * WIDTH);
-        if (t < rows)
-            multiply(1, x + t * STRIDE + start, x_stride, weights, depth, sums + t * WIDTH);
+        multiply_all(rows, x + start, STRIDE, weights, WIDTH, depth, sums, WIDTH);
     }
     for (int part = 0; part < PANEL / (1 + SWIGLU); part++) {
         if (panel * (PANEL / (1 + SWIGLU)) + part >= TOTAL_GROUPS)

@@ -1,17 +1,7 @@
 // One head of one row a work-group: q is rotated in place, k is rotated into its cache, v is copied.
 
 #include "cache.h"
-
-// Elements 2i, 2i + 1 (norm) or i, i + N_DIMS / 2 (neox) turn together by position * base^(-2i/d).
-inline float2 turn(float a, float b, int i, int position, float freq_base, float freq_scale,
-                   global const float *factors) {
-    float angle = (float)position * freq_scale * pow(freq_base, -2.0f * i / N_DIMS);
-#if FACTORS
-    angle /= factors[i];
-#endif
-    float c, s = sincos(angle, &c);
-    return (float2)(a * c - b * s, a * s + b * c);
-}
+#include "rope.h"
 
 __attribute__((reqd_work_group_size(LX, LY, LZ)))
 kernel void rope_set_rows(int m, int capacity, int stride, int offset, float freq_base,
@@ -32,16 +22,15 @@ kernel void rope_set_rows(int m, int capacity, int stride, int offset, float fre
             cache_store(x[i], row + i, v_cache);
         return;
     }
-    for (int i = get_local_id(0); i < N_DIMS / 2; i += LX) {
-        int first = NEOX ? i : 2 * i, second = NEOX ? i + N_DIMS / 2 : 2 * i + 1;
-        float2 turned =
-            turn(x[first], x[second], i, position, freq_base, freq_scale, factors);
+    for (int i = get_local_id(0); i < PAIRS; i += LX) {
+        float angle = angle_of(i, position, freq_base, freq_scale, factors);
+        float c = cos(angle), s = sin(angle), a = x[FIRST_OF(i)], b = x[SECOND_OF(i)];
         if (is_query) {
-            x[first] = turned.x;
-            x[second] = turned.y;
+            x[FIRST_OF(i)] = a * c - b * s;
+            x[SECOND_OF(i)] = a * s + b * c;
         } else {
-            cache_store(turned.x, row + first, k_cache);
-            cache_store(turned.y, row + second, k_cache);
+            cache_store(a * c - b * s, row + FIRST_OF(i), k_cache);
+            cache_store(a * s + b * c, row + SECOND_OF(i), k_cache);
         }
     }
     if (is_key)

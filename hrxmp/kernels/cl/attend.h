@@ -1,0 +1,149 @@
+// Attention of the query heads that share one key head, for one row, by one work-item with explicit
+// vectors: blocks of ROWS cache rows, with a running maximum between blocks.
+
+#ifndef ATTEND_H
+#define ATTEND_H
+#include "cache.h"
+
+#define ROWS 256
+#define PARTS (HEAD_DIM / 16)
+// Query heads whose sums fit in registers together.
+#define TOGETHER (SHARED * PARTS <= 16 ? SHARED : PARTS <= 4 ? 4 : PARTS <= 8 ? 2 : 1)
+
+typedef struct {
+    float query[SHARED][HEAD_DIM];
+    float score[SHARED][ROWS];
+    float sum[SHARED][HEAD_DIM];
+    float top[SHARED], total[SHARED];
+} Attention;
+
+inline float16 halve8(float16 a, float16 b) {
+    return (float16)(a.lo, b.lo) + (float16)(a.hi, b.hi);
+}
+inline float16 halve4(float16 a, float16 b) {
+    return (float16)(a.s0123, a.s89ab, b.s0123, b.s89ab) +
+           (float16)(a.s4567, a.scdef, b.s4567, b.scdef);
+}
+inline float16 halve2(float16 a, float16 b) {
+    return (float16)(a.s01, a.s45, a.s89, a.scd, b.s01, b.s45, b.s89, b.scd) +
+           (float16)(a.s23, a.s67, a.sab, a.sef, b.s23, b.s67, b.sab, b.sef);
+}
+inline float16 halve1(float16 a, float16 b) {
+    return (float16)(a.even, b.even) + (float16)(a.odd, b.odd);
+}
+
+// Scores of 16 cache rows from `row` for `count` heads; rows that are not there repeat the last.
+inline void score16(const int count, local Attention *a, int head, global const cached *k_cache,
+                    size_t start, int row, int last, int to) {
+    float16 fours[TOGETHER][4];
+#pragma unroll
+    for (int four = 0; four < 4; four++) {
+        float16 product[TOGETHER][4];
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            size_t at = (size_t)min(row + four * 4 + r, last) * KV_WIDTH + start;
+#pragma unroll
+            for (int p = 0; p < PARTS; p++) {
+                float16 part = cache_load16(p, k_cache + at);
+#pragma unroll
+                for (int h = 0; h < count; h++) {
+                    float16 query = vload16(p, a->query[head + h]);
+                    product[h][r] = p ? mad(part, query, product[h][r]) : part * query;
+                }
+            }
+        }
+#pragma unroll
+        for (int h = 0; h < count; h++)
+            fours[h][four] = halve4(halve8(product[h][0], product[h][1]),
+                                    halve8(product[h][2], product[h][3]));
+    }
+#pragma unroll
+    for (int h = 0; h < count; h++)
+        vstore16(halve1(halve2(fours[h][0], fours[h][1]), halve2(fours[h][2], fours[h][3])), 0,
+                 a->score[head + h] + to);
+}
+
+// Scores -> weights; the sums so far shrink to the new maximum.
+inline void weigh(local Attention *a, int head, int rows) {
+    float16 highest = -INFINITY;
+    for (int r = 0; r < rows; r += 16) {
+        float16 score = vload16(0, a->score[head] + r);
+        int16 index = r + (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        score = select((float16)-INFINITY, score, index < rows);
+        vstore16(score, 0, a->score[head] + r);
+        highest = fmax(highest, score);
+    }
+    float8 h8 = fmax(highest.lo, highest.hi);
+    float4 h4 = fmax(h8.lo, h8.hi);
+    float2 h2 = fmax(h4.lo, h4.hi);
+    float top = fmax(fmax(h2.x, h2.y), a->top[head]), keep = exp(a->top[head] - top);
+    float16 total = 0.0f;
+    for (int r = 0; r < rows; r += 16) {
+        float16 weight = exp(vload16(0, a->score[head] + r) - top);
+        vstore16(weight, 0, a->score[head] + r);
+        total += weight;
+    }
+    float8 t8 = total.lo + total.hi;
+    float4 t4 = t8.lo + t8.hi;
+    a->total[head] = a->total[head] * keep + t4.x + t4.y + t4.z + t4.w;
+    a->top[head] = top;
+    for (int p = 0; p < PARTS; p++)
+        vstore16(vload16(p, a->sum[head]) * keep, p, a->sum[head]);
+}
+
+// sum[h] += weights * values for `count` heads.
+inline void add_values(const int count, local Attention *a, int head,
+                       global const cached *values, int rows) {
+    float16 sum[TOGETHER][PARTS];
+#pragma unroll
+    for (int h = 0; h < count; h++)
+#pragma unroll
+        for (int p = 0; p < PARTS; p++)
+            sum[h][p] = vload16(p, a->sum[head + h]);
+    for (int r = 0; r < rows; r++) {
+#pragma unroll
+        for (int p = 0; p < PARTS; p++) {
+            float16 value = cache_load16(p, values + (size_t)r * KV_WIDTH);
+#pragma unroll
+            for (int h = 0; h < count; h++)
+                sum[h][p] = mad((float16)a->score[head + h][r], value, sum[h][p]);
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < count; h++)
+#pragma unroll
+        for (int p = 0; p < PARTS; p++)
+            vstore16(sum[h][p], p, a->sum[head + h]);
+}
+
+// `count` heads from `head` over cache rows first..end; a->query must be scaled already.
+inline void attend(const int count, local Attention *a, int head, size_t start,
+                   global const cached *k_cache, global const cached *v_cache, int first, int end) {
+    for (int row = first; row < end; row += ROWS) {
+        int rows = min(end - row, ROWS);
+        for (int r = 0; r < rows; r += 16)
+            score16(count, a, head, k_cache, start, row + r, end - 1, r);
+        for (int h = 0; h < count; h++)
+            weigh(a, head + h, rows);
+        add_values(count, a, head, v_cache + (size_t)row * KV_WIDTH + start, rows);
+    }
+}
+
+inline void attend_all(local Attention *a, int kv_head, global const cached *k_cache,
+                       global const cached *v_cache, int first, int end) {
+    for (int h = 0; h < SHARED; h++) {
+        a->top[h] = -INFINITY;
+        a->total[h] = 0.0f;
+        for (int i = 0; i < HEAD_DIM; i++)
+            a->sum[h][i] = 0.0f;
+    }
+    size_t start = (size_t)kv_head * HEAD_DIM;
+    int head = 0;
+    for (; head + TOGETHER <= SHARED; head += TOGETHER)
+        attend(TOGETHER, a, head, start, k_cache, v_cache, first, end);
+#if SHARED > 1
+    for (; head < SHARED; head++)
+        attend(1, a, head, start, k_cache, v_cache, first, end);
+#endif
+}
+#endif
