@@ -173,9 +173,7 @@ class Graph:
         if shape and shape[-1] % dtype.block:
             raise GraphError(f"{name}: {shape[-1]} columns are no multiple of {dtype.label}'s "
                              f"block of {dtype.block}")  # fmt: skip
-        leaf = Tensor(
-            self, "none", dtype, _shape(shape), storage=storage, offset=offset, name=name
-        )
+        leaf = Tensor(self, "none", dtype, _shape(shape), storage=storage, offset=offset, name=name)
         _check_bounds(leaf)
         return leaf
 
@@ -234,12 +232,17 @@ class Graph:
     def get_rows(self, table: Tensor, ids: Tensor, name: str = "") -> Tensor:
         """table[ids]: a table [rows, k] of any dtype and ids [m] (i32) give [m, k] in f32."""
         if len(table.shape) != 2 or len(ids.shape) != 1 or ids.dtype is not DType.I32:
-            raise GraphError(f"get_rows: {table.describe()}, {ids.describe()}: want [r, k], i32 [m]")
+            raise GraphError(
+                f"get_rows: {table.describe()}, {ids.describe()}: want [r, k], i32 [m]"
+            )
         return self._op("get_rows", (ids.shape[0], table.shape[1]), (table, ids), {}, name)
 
     def set_rows(self, cache: Tensor, rows: Tensor, ids: Tensor, name: str = "") -> Tensor:
         """Write cache[ids] = rows and return the cache."""
-        if rows.size // max(ids.size, 1) != cache.size // cache.shape[0] or ids.dtype is not DType.I32:
+        if (
+            rows.size // max(ids.size, 1) != cache.size // cache.shape[0]
+            or ids.dtype is not DType.I32
+        ):
             raise GraphError(f"set_rows: {rows.describe()} does not fit {cache.describe()}")
         return Tensor(
             self, "set_rows", cache.dtype, cache.shape, sources=(cache, rows, ids),
@@ -263,7 +266,9 @@ class Graph:
         mode "norm" rotates neighbours (2i, 2i+1), "neox" halves (i, i + n_dims/2).
         """
         if len(x.shape) != 3 or positions.shape != x.shape[:1] or positions.dtype is not DType.I32:
-            raise GraphError(f"rope: {x.describe()}, {positions.describe()}: want [m, h, d], i32 [m]")
+            raise GraphError(
+                f"rope: {x.describe()}, {positions.describe()}: want [m, h, d], i32 [m]"
+            )
         if mode not in ("norm", "neox") or n_dims % 2 or not 0 < n_dims <= x.shape[2]:
             raise GraphError(f"rope: {x.describe()}: mode {mode!r} with n_dims {n_dims}")
         sources = (x, positions) if factors is None else (x, positions, factors)

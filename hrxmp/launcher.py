@@ -12,19 +12,20 @@ import contextlib
 import os
 import select
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from hrxmp import lifecycle, records, supervise
+from hrxmp import lifecycle, records
 from hrxmp.clock import HybridLogicalClock, mono_ns
 from hrxmp.errors import ChildError, UsageError
 from hrxmp.identity import new_identity, new_run_id
-from hrxmp.settings import Settings, describe, variable
+from hrxmp.settings import Settings, describe
+from hrxmp.supervise import Child, Exit, Restarter, spawn
 from hrxmp.trace import open_tracer
 
 _STOP_S = 4.0
@@ -65,8 +66,8 @@ class Run:
         self._aggregator = settings.aggregator or f"ipc://{folder}/trace"
         self._pool = settings.pool or f"ipc://{folder}/pool"
         self._environ = {**os.environ, **self._settings.to_environment()}
-        self._services: dict[str, supervise.Child] = {}
-        self._restarters: dict[str, supervise.Restarter] = {}
+        self._services: dict[str, Child] = {}
+        self._restarters: dict[str, Restarter] = {}
         self._wake = lifecycle.WakeUp()
         self._signals = lifecycle.StopSignals(self._wake)
 
@@ -94,21 +95,21 @@ class Run:
         args = ["--bind", bind]
         if role == "aggregator" and self._settings.trace_output:
             args += ["--output", self._settings.trace_output]
-        self._services[role] = supervise.spawn(role, args, name=role, environ=self._environ)
-        self._restarters.setdefault(role, supervise.Restarter())
+        self._services[role] = spawn(role, args, name=role, environ=self._environ)
+        self._restarters.setdefault(role, Restarter())
 
-    def _start_executor(self) -> supervise.Child:
+    def _start_executor(self) -> Child:
         args = ["--run", self.run_id, "--begin", str(self.begin_ns)]
         if self._settings.trace_compile:
             args += ["--aggregator", self._aggregator]
         if self._settings.async_jit:
             args += ["--pool", self._pool]
-        return supervise.spawn(
+        return spawn(
             "executor", [*args, "--", *self._command], name="executor", environ=self._environ,
             stdin=sys.stdin.fileno(), stdout=None, new_group=False,
         )  # fmt: skip
 
-    def _watch(self, executor: supervise.Child) -> None:
+    def _watch(self, executor: Child) -> None:
         """Until the executor ends: restart services that die, pass a stop signal on."""
         told = 0
         while executor.poll() is None:
@@ -124,7 +125,7 @@ class Run:
                 if child.poll() is not None:
                     self._revive(role, child)
 
-    def _revive(self, role: str, child: supervise.Child) -> None:
+    def _revive(self, role: str, child: Child) -> None:
         restarter = self._restarters[role]
         child.close()
         if not restarter.ended(mono_ns() - child.started_ns):
@@ -134,7 +135,7 @@ class Run:
         _say(f"{role} ended ({child.exit}); started again")
         self._start(role)
 
-    def _code(self, executor: supervise.Child) -> int:
+    def _code(self, executor: Child) -> int:
         end = executor.exit
         if end is None:
             raise ChildError("the executor could not be stopped")
@@ -144,15 +145,13 @@ class Run:
         _say(f"the executor was ended by {end}")
         return 128 + end.signal
 
-    def _tell_death(self, end: supervise.Exit) -> None:
+    def _tell_death(self, end: Exit) -> None:
         """The executor could not say run-end itself."""
         identity = new_identity(self.run_id, "launcher")
         clock = HybridLogicalClock()
         tracer = open_tracer(self._settings, identity, clock, self._aggregator, self.begin_ns)
         if tracer is not None:
-            tracer.emit(
-                records.RunEnd, status=f"signal {end.signal}", executions=-1, totals={}
-            )
+            tracer.emit(records.RunEnd, status=f"signal {end.signal}", executions=-1, totals={})
             tracer.close()
 
 
@@ -182,7 +181,7 @@ def _parser() -> argparse.ArgumentParser:
         "Each option has a variable HRXMP_*; see the README.",
     )
     add = parser.add_argument
-    flag = {"action": "store_const", "default": None}
+    flag: dict[str, Any] = {"action": "store_const", "default": None}
     add("--trace", dest="trace_compile", const=True, **flag, help="trace compilation on stderr")
     add("--trace-output", dest="trace_output", metavar="PATH", help="the trace goes there")
     add("--sync-jit", dest="async_jit", const=False, **flag, help="compile in the executor")

@@ -18,7 +18,7 @@ import numpy as np
 
 from hrxmp import records
 from hrxmp.dtypes import DType
-from hrxmp.errors import CompileForbiddenError, DeviceError, GraphError, HrxmpError
+from hrxmp.errors import DeviceError, HrxmpError
 from hrxmp.executor.counts import EngineStats, GraphCounts
 from hrxmp.executor.graph_program import GraphProgram, GraphPrograms
 from hrxmp.executor.guard import Guard
@@ -108,22 +108,17 @@ class Executor:
         self._memory.upload(storage, array)
         return storage
 
-    def upload_weight(
-        self, name: str, raw: Array, dtype: DType, shape: tuple[int, ...]
-    ) -> Storage:
+    def upload_weight(self, name: str, raw: Array, dtype: DType, shape: tuple[int, ...]) -> Storage:
         """Device memory with a weight, arranged as the device's kernels want it.
 
         `raw` holds ggml's bytes (uint8) of `shape`, numpy order; it is read in pieces.
         """
-        layout = "ggml"
-        if len(shape) == 2:
-            layout = dispatch.weight_layout(self._device.traits, dtype, *shape)
-        if layout == "ggml":
-            storage = Storage(raw.nbytes, name, layout)
-            self._memory.upload(storage, raw)
-            return storage
-        storage = Storage(packed_bytes(layout, dtype, *shape), name, layout)
-        self._memory.upload(storage, pack(layout, dtype, *shape, raw))
+        if len(shape) != 2:
+            return self.upload(raw, name)
+        n, k = shape
+        layout = dispatch.weight_layout(self._device.traits, dtype, n, k)
+        storage = Storage(packed_bytes(layout, dtype, n, k), name, layout)
+        self._memory.upload(storage, pack(layout, dtype, n, k, raw))
         return storage
 
     # -- warmth ------------------------------------------------------------------------------
@@ -165,9 +160,7 @@ class Executor:
         begin = monotonic_ns()
         tracer = self.tracer
         if tracer is not None:
-            tracer.emit(
-                records.GraphBegin, exec_id=exec_id, uid=graph.uid, nodes=len(graph.nodes)
-            )
+            tracer.emit(records.GraphBegin, exec_id=exec_id, uid=graph.uid, nodes=len(graph.nodes))
         try:
             outputs = self._run(graph, inputs or {}, upcoming, run)
         except HrxmpError as error:

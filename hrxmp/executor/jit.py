@@ -203,9 +203,7 @@ class Jit:
         cause.counts.joins += 1
         self._say_requested(known, "prefetch", self._issued, cause.exec_id)
 
-    def _check_guard(
-        self, wanted: Wanted, reason: Reason, cause: Cause, request: int
-    ) -> None:
+    def _check_guard(self, wanted: Wanted, reason: Reason, cause: Cause, request: int) -> None:
         action = self._guard.action
         if action == "off" or (action == "warn" and cause.exec_id in self._warned):
             return
@@ -240,16 +238,12 @@ class Jit:
             dur = monotonic_ns() - begin
             cause.counts.waits += 1
             cause.counts.wait_ns += dur
-            self._emit(
-                records.WaitEnd, request, cause, **names, dur_ns=dur, outcome=outcome
-            )
+            self._emit(records.WaitEnd, request, cause, **names, dur_ns=dur, outcome=outcome)
 
     def _load(self, request: Request, binary: Binary, cause: Cause) -> None:
         wanted = request.wanted
         try:
-            report = self._table.load(
-                wanted.key, wanted.variant, binary.payload, binary.compile_ns
-            )
+            report = self._table.load(wanted.key, wanted.variant, binary.payload, binary.compile_ns)
         except CompileRejectedError as error:
             if request.stored is None:
                 raise
@@ -267,9 +261,7 @@ class Jit:
             reason = Reason(why="driver-compiled")
             self._check_guard(wanted, reason, cause, request.request)
 
-    def _replace_refused(
-        self, request: Request, cause: Cause, error: CompileRejectedError
-    ) -> None:
+    def _replace_refused(self, request: Request, cause: Cause, error: CompileRejectedError) -> None:
         """The driver refuses what the store had: say why, and have it compiled anew."""
         self._reasons.refuse(request.wanted.key)
         del self._requests[request.wanted.key]
@@ -278,9 +270,7 @@ class Jit:
 
     # -- records -----------------------------------------------------------------------------
 
-    def _say_requested(
-        self, known: Request, via: str, request: int, exec_id: int | None
-    ) -> None:
+    def _say_requested(self, known: Request, via: str, request: int, exec_id: int | None) -> None:
         if self._tracer is None:
             return
         wanted, reason = known.wanted, known.reason
@@ -295,9 +285,7 @@ class Jit:
         self, record: type[records.Record], request: Request, cause: Cause, **fields: Any
     ) -> None:
         if self._tracer is not None:
-            self._tracer.emit(
-                record, exec_id=cause.exec_id, request=request.request, **fields
-            )
+            self._tracer.emit(record, exec_id=cause.exec_id, request=request.request, **fields)
 
 
 def _count(counts: GraphCounts, via: str) -> None:

@@ -42,9 +42,7 @@ class LocalCompiler:
             self._say_failed(request, wanted, exec_id, error)
             raise
         self._say_built(request, wanted, exec_id, built)
-        self._store.put(
-            wanted.key, wanted.components, built.binary, built.kind, built.compile_ns
-        )
+        self._store.put(wanted.key, wanted.components, built.binary, built.kind, built.compile_ns)
         self._results[request] = Binary(payload=built.binary, compile_ns=built.compile_ns)
 
     def ready(self, request: int) -> bool:

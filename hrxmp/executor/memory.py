@@ -66,12 +66,6 @@ class Memory:
                 self._device.queue, buffer, piece, dst_offset=offset + begin, is_blocking=True
             )
 
-    def download(self, storage: Storage, dtype: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        """The storage's first elements as a host array."""
-        out = np.empty(shape, dtype)
-        self._cl.enqueue_copy(self._device.queue, out, self.buffer(storage), is_blocking=True)
-        return out
-
     @property
     def allocated_bytes(self) -> int:
         """Bytes asked of the device so far."""

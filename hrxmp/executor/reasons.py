@@ -80,9 +80,7 @@ class Reasons:
         self._tracer = tracer
         self._used: dict[str, KeyComponents] = {}
 
-    def look_up(
-        self, key: str, components: KeyComponents
-    ) -> tuple[StoreEntry | None, Reason]:
+    def look_up(self, key: str, components: KeyComponents) -> tuple[StoreEntry | None, Reason]:
         """The stored entry, or None and why."""
         found = self._store.get(key, components)
         if isinstance(found, StoreEntry):

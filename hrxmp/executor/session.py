@@ -16,7 +16,6 @@ import msgspec
 import hrxmp
 from hrxmp import records
 from hrxmp.clock import HybridLogicalClock, mono_ns
-from hrxmp.errors import UsageError
 from hrxmp.executor.compile_client import CompileClient
 from hrxmp.executor.engine import Executor
 from hrxmp.executor.guard import Guard
@@ -26,7 +25,6 @@ from hrxmp.executor.local_compiler import LocalCompiler
 from hrxmp.executor.pool_compiler import PoolCompiler
 from hrxmp.executor.reasons import Reasons, Storms
 from hrxmp.identity import Identity, new_identity, new_run_id
-from hrxmp.kernels.build import check_sanitizer
 from hrxmp.kernels.device import Device, open_device
 from hrxmp.kernels.loader import prepare_loader
 from hrxmp.kernels.store import Store, open_store

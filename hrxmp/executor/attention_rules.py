@@ -1,0 +1,105 @@
+"""Lowering rules of rotary embedding, cache rows and attention.
+
+Where queries, keys and values lie side by side, one launch rotates both and stores the rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hrxmp.executor.operands import index, whole
+from hrxmp.graph import Tensor
+from hrxmp.kernels import dispatch
+
+if TYPE_CHECKING:
+    from hrxmp.executor.lowering import Lowering
+
+
+def rope(low: Lowering, node: Tensor) -> None:
+    stored = _rope_with_rows(low, node)
+    if stored is not None:
+        _emit_rope_set_rows(low, node, stored)
+        return
+    x, positions, *factors = node.sources
+    rows = low.builder.rows(x, axes=1)
+    operands = {"x": rows.place, "positions": index(low, positions)}
+    if factors:
+        operands["factors"] = whole(low, factors[0])
+    launch = dispatch.rope(
+        low.traits, head_dim=x.shape[2], n_heads=x.shape[1], m=x.shape[0],
+        factors=bool(factors), x_stride=rows.stride, x_offset=rows.offset, **node.params,
+    )  # fmt: skip
+    low.builder.emit(node, launch, **operands, y=low.builder.new(node))
+
+
+class RopeRows(msgspec.Struct, frozen=True, kw_only=True):
+    """Rotated keys and plain values on their way into the caches, beside the queries."""
+
+    rope_k: Tensor
+    set_k: Tensor
+    set_v: Tensor
+
+
+def _rope_with_rows(low: Lowering, node: Tensor) -> RopeRows | None:
+    """The rest of the pattern when `node` rotates queries that lie beside their keys and values."""
+    x, positions = node.sources[:2]
+    if low.only_reader(x.root, "rope") is not node:
+        return None
+    pending = [n for n in low.graph.nodes[node.index :] if n.index not in low.done]
+    width = 4 * x.shape[1] * x.shape[2]
+    rope_k = next((n for n in pending if n.op == "rope" and n is not node
+                   and n.sources[1:] == node.sources[1:] and n.params == node.params
+                   and _beside(low, x, n.sources[0], width)), None)  # fmt: skip
+    set_k = rope_k and low.only_reader(rope_k, "set_rows")
+    if rope_k is None or set_k is None or set_k.sources[2] is not positions:
+        return None
+    width += 4 * rope_k.shape[1] * rope_k.shape[2]
+    set_v = next((n for n in pending if n.op == "set_rows" and n.sources[2] is positions
+                  and _beside(low, x, n.sources[1], width)), None)  # fmt: skip
+    if set_v is None or set_v.shape != set_k.shape or set_v.dtype is not set_k.dtype:
+        return None
+    caches = [low.builder.place(node.sources[0]) for node in (set_k, set_v)]
+    whole = all(place.offset == 0 for place in caches) and set_k.contiguous and set_v.contiguous
+    return RopeRows(rope_k=rope_k, set_k=set_k, set_v=set_v) if whole else None
+
+
+def _beside(low: Lowering, first: Tensor, other: Tensor, offset: int) -> bool:
+    """Whether `other` is computed, and lies `offset` bytes after `first` in the same rows."""
+    if not low.computed(other) or other.shape[0] != first.shape[0]:
+        return False
+    a, b = low.builder.place(first), low.builder.place(other)
+    return a.memory == b.memory and a.strides[0] == b.strides[0] and b.offset == a.offset + offset
+
+
+def _emit_rope_set_rows(low: Lowering, node: Tensor, stored: RopeRows) -> None:
+    x, positions, *factors = node.sources
+    place, cache = low.builder.place(x), stored.set_k
+    operands = {"qkv": place, "positions": index(low, positions)}
+    if factors:
+        operands["factors"] = whole(low, factors[0])
+    operands["k_cache"] = low.builder.place(stored.set_k.sources[0])
+    operands["v_cache"] = low.builder.place(stored.set_v.sources[0])
+    launch = dispatch.rope_set_rows(
+        low.traits, head_dim=x.shape[2], n_heads=x.shape[1], n_kv_heads=stored.rope_k.shape[1],
+        m=x.shape[0], kv_dtype=cache.dtype, kv_capacity=cache.shape[0], factors=bool(factors),
+        stride=place.strides[0] // 4, offset=place.offset // 4, **node.params,
+    )  # fmt: skip
+    low.builder.emit(node, launch, **operands)
+    low.builder.put(node, place)
+    low.finish(stored.rope_k, stored.set_k, stored.set_v)
+
+
+def flash_attn(low: Lowering, node: Tensor) -> None:
+    q, k, v, positions = node.sources
+    low.builder.want(k, v.dtype)
+    rows = low.builder.rows(q, axes=1)
+    operands = {"q": rows.place, "k_cache": whole(low, k), "v_cache": whole(low, v)}
+    launch = dispatch.flash_attn(
+        low.traits, head_dim=q.shape[2], n_heads=q.shape[1], n_kv_heads=k.shape[1],
+        m=q.shape[0], kv_dtype=k.dtype, kv_capacity=k.shape[0], scale=node.params["scale"],
+        q_stride=rows.stride, q_offset=rows.offset,
+    )  # fmt: skip
+    operands["positions"] = index(low, positions)
+    low.builder.emit(node, launch, **operands, y=low.builder.new(node))
