@@ -189,6 +189,11 @@ class Broker:
         """Whether a job runs at this moment."""
         return any(worker.job is not None for worker in self.workers.values())
 
+    @property
+    def owes(self) -> bool:
+        """Whether a job runs that somebody waits for."""
+        return any(worker.job and worker.job.requests for worker in self.workers.values())
+
     def requests_of(self, name: str) -> tuple[Request, ...]:
         """Who wants the job of a worker."""
         worker = self.workers.get(name)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -29,6 +28,7 @@ from hrxmp.workers.broker import Broker
 from hrxmp.workers.capacity import usable_cores
 from hrxmp.workers.crew import Crew
 from hrxmp.workers.pool import HEARTBEAT_MS, Pool
+from hrxmp.workers.scratch import ScratchFolder
 from hrxmp.workers.sessions import Traces
 
 DRAIN_S = 10.0
@@ -45,10 +45,10 @@ def main(argv: list[str], environ: Mapping[str, str] | None = None) -> int:
     lifecycle.arm_parent_watch(args.parent_fd, partial(_orphaned, signals))
     environ = dict(os.environ if environ is None else environ)
     settings = Settings.from_environment(environ)
-    folder = _private_folder(settings)
+    scratch = ScratchFolder(Path(settings.runtime_dir or tempfile.gettempdir()))
     context = wire.context()
     try:
-        pool = _open(args, settings, environ, folder, context)
+        pool = _open(args, settings, environ, scratch.path, context)
         lifecycle.notify_ready(args.ready_fd)
         try:
             _loop(pool, wake, signals)
@@ -58,7 +58,7 @@ def main(argv: list[str], environ: Mapping[str, str] | None = None) -> int:
             pool.work.close()
     finally:
         context.term()
-        shutil.rmtree(folder, ignore_errors=True)
+        scratch.remove()
     return 0
 
 
@@ -106,7 +106,7 @@ def _loop(pool: Pool, wake: lifecycle.WakeUp, signals: lifecycle.StopSignals) ->
             stop_by_ns = mono_ns() + int(DRAIN_S * 1e9)
             pool.broker.drain()
         late = signals.count > 1 or mono_ns() > stop_by_ns
-        if stop_by_ns and (late or not pool.broker.busy):
+        if stop_by_ns and (late or not pool.broker.owes):
             return
 
 
@@ -115,11 +115,6 @@ def _orphaned(signals: lifecycle.StopSignals) -> None:
     signals.stop_now()
     time.sleep(_ORPHAN_S)
     lifecycle.leave_now()
-
-
-def _private_folder(settings: Settings) -> Path:
-    """For the work link and the workers' temporary files; removed at the end."""
-    return Path(tempfile.mkdtemp(prefix="hrxmp-w-", dir=settings.runtime_dir or None))
 
 
 def _say(text: str) -> None:

@@ -1,0 +1,59 @@
+"""The pool's private folder: the work link's socket and the workers' temporary files.
+
+Owned by the pool process. A pool that was killed cannot remove its folder, so each new pool
+removes those whose lock nobody holds: a lock ends with its process, whatever ends that, and it
+tells the truth across process id namespaces too. Nobody ever waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+_PREFIX = "hrxmp-w-"
+_LOCK = "held"
+
+
+class ScratchFolder:
+    """A private folder (0700) in `parent` for the life of this process."""
+
+    def __init__(self, parent: Path) -> None:
+        remove_abandoned(parent)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        # Locked before it has its name: whoever finds it there finds it held.
+        unnamed = self.path / "new"
+        self._lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unnamed.rename(self.path / _LOCK)
+
+    def remove(self) -> None:
+        """Remove the folder with everything in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def remove_abandoned(parent: Path) -> int:
+    """Remove this user's folders of dead pools in `parent`; how many."""
+    gone = 0
+    for folder in parent.glob(_PREFIX + "*"):
+        with contextlib.suppress(OSError):
+            if folder.lstat().st_uid == os.geteuid() and _abandoned(folder / _LOCK):
+                shutil.rmtree(folder, ignore_errors=True)
+                gone += 1
+    return gone
+
+
+def _abandoned(lock: Path) -> bool:
+    """Whether nobody holds the lock. A folder without one may be just being made: it stays."""
+    fd = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
