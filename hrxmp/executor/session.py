@@ -88,7 +88,11 @@ class Session:
     def _open(self) -> Executor:
         settings = self.settings
         client = self._open_client()  # it connects while the device opens
-        prepare_loader(vendors=settings.vendors, scratch=settings.runtime_dir or None)
+        prepare_loader(
+            vendors=settings.vendors,
+            scratch=settings.runtime_dir or None,
+            cuda_cache=self.store.driver_cache(),
+        )
         device = open_device(settings.device or None)
         guard = Guard(settings.on_compile, settings.warm_after)
         storms = Storms(settings.storm_keys, int(settings.storm_s * 1e9))

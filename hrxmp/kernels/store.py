@@ -103,6 +103,20 @@ class Store:
         self._room: tuple[int, int] | None = None
         self._known: dict[str, KeyComponents] = {}
 
+    def driver_cache(self) -> str:
+        """A folder in which the driver may keep machine code; empty when there can be none.
+
+        NVIDIA's binaries are PTX: what a worker's build leaves here, the executor's load finds.
+        """
+        if self.folder is None:
+            return ""
+        folder = self.folder / "cuda"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError:  # said when the store itself is written to
+            return ""
+        return str(folder)
+
     def get(self, key: str, expected: KeyComponents) -> StoreEntry | Miss:
         """The entry of `key`, whole and made for `expected`, or why there is none."""
         if self.folder is None and not self.layers:

@@ -95,7 +95,9 @@ class Compiler:
             from hrxmp.kernels import device
             from hrxmp.kernels.loader import prepare_loader
 
-            prepare_loader(vendors=self._vendors, scratch=self._scratch)
+            prepare_loader(
+                vendors=self._vendors, scratch=self._scratch, cuda_cache=self._store.driver_cache()
+            )
             self._device = device.open_device(spec, probed=False)
             self._spec = spec
         return self._device
