@@ -189,6 +189,7 @@ def spawn(
     stdout: int | None = subprocess.DEVNULL,
     pass_fds: Sequence[int] = (),
     new_group: bool = True,
+    module: str = "hrxmp",
 ) -> Child:
     """Start `python -m hrxmp <role> --ready-fd N --parent-fd N <args>`.
 
@@ -197,7 +198,7 @@ def spawn(
     """
     ready_read, ready_write = os.pipe()
     parent_read, parent_write = os.pipe()
-    command = [sys.executable, "-P", "-m", "hrxmp", role]
+    command = [sys.executable, "-P", "-m", module, role]
     command += ["--ready-fd", str(ready_write), "--parent-fd", str(parent_read), *args]
     try:
         process = subprocess.Popen(
