@@ -1,0 +1,156 @@
+"""Lowering: what is fused, what shares memory, what is refused. No device."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from hrxmp.dtypes import DType
+from hrxmp.errors import UnsupportedError
+from hrxmp.executor import arena
+from hrxmp.executor.graph_program import GraphProgram, GraphPrograms
+from hrxmp.executor.lowering import lower
+from hrxmp.graph import Graph, Storage, Tensor
+from hrxmp.kernels.definition import DeviceTraits
+from hrxmp.kernels.layout import packed_bytes
+from hrxmp.kernels.mul_mat import weight_layout
+
+TRAITS = DeviceTraits(
+    form="intel-cpu", is_cpu=True, compute_units=2, simd_width=16, local_mem_bytes=1 << 18,
+    base_align_bytes=128, fp16=True, subgroups=True, dot_product=True, max_work_group=8192,
+)  # fmt: skip
+
+
+def names(program: GraphProgram) -> list[str]:
+    return [command.launch.variant.definition for command in program.commands]
+
+
+def weight(graph: Graph, name: str, n: int, k: int, dtype: DType = DType.Q8_0) -> Tensor:
+    layout = weight_layout(TRAITS, dtype, n, k)
+    return graph.tensor(
+        name, (n, k), dtype, Storage(packed_bytes(layout, dtype, n, k), name, layout)
+    )
+
+
+def layer(m: int) -> Graph:
+    """One transformer layer: 4 heads over 2 KV heads of 32, width 128, as models/llama builds it."""
+    graph = Graph(uid=m)
+    x = graph.input("x", (m, 128))
+    positions = graph.input("positions", (m,), DType.I32)
+    norm = graph.tensor("norm", (128,), DType.F32, Storage(512))
+    h = graph.mul(graph.rms_norm(x, 1e-5), norm)
+    q = graph.mul_mat(weight(graph, "q", 128, 128), h).reshape((m, 4, 32))
+    k = graph.mul_mat(weight(graph, "k", 64, 128), h).reshape((m, 2, 32))
+    v = graph.mul_mat(weight(graph, "v", 64, 128), h).reshape((m, 2, 32))
+    q, k = (graph.rope(t, positions, n_dims=32) for t in (q, k))
+    caches = [graph.tensor(n, (64, 2, 32), DType.F32, Storage(64 * 256)) for n in "KV"]
+    k, v = (graph.set_rows(c, t, positions) for c, t in zip(caches, (k, v), strict=True))
+    attended = graph.flash_attn(q, k, v, positions, scale=0.2)
+    x = graph.add(graph.mul_mat(weight(graph, "o", 128, 128), attended), x)
+    h = graph.mul(graph.rms_norm(x, 1e-5), norm)
+    gate = graph.mul_mat(weight(graph, "gate", 256, 128), h)
+    up = graph.mul_mat(weight(graph, "up", 256, 128), h)
+    down = graph.mul_mat(weight(graph, "down", 128, 256), graph.swiglu(gate, up))
+    graph.output(graph.add(down, x), "y")
+    return graph
+
+
+def test_a_decode_layer_is_at_most_six_launches() -> None:
+    found = names(lower(layer(1), TRAITS, 1))
+    assert len(found) <= 6
+    assert not {"binary", "swiglu", "rms_norm_weighted", "cpy", "rope", "set_rows"} & set(found)
+
+
+def test_a_prefill_layer_normalises_apart_and_fuses_the_rest() -> None:
+    found = names(lower(layer(64), TRAITS, 1))
+    assert found.count("rms_norm_weighted") == 2 and len(found) <= 8
+    assert not {"binary", "swiglu", "cpy", "rope", "set_rows"} & set(found)
+
+
+def test_the_number_of_tokens_is_in_no_variant() -> None:
+    variants = [
+        {command.launch.variant for command in lower(layer(m), TRAITS, 1).commands}
+        for m in (65, 100, 511)
+    ]
+    assert variants[0] == variants[1] == variants[2]
+
+
+def test_an_output_is_never_overwritten_by_a_later_value() -> None:
+    graph = Graph()
+    x = graph.input("x", (8,))
+    graph.output(graph.scale(x, 2.0), "first")
+    y = x
+    for _ in range(4):
+        y = graph.scale(y, 3.0)
+    graph.output(y, "last")
+    program = lower(graph, TRAITS, 1)
+    kept = {port.slot for port in program.outputs.values()}
+    assert len(kept) == 2
+    last_writer = {c.slots["y"]: c.node for c in program.commands}
+    assert last_writer[program.outputs["first"].slot] == graph.outputs["first"].index
+
+
+def test_a_value_that_somebody_else_reads_is_not_fused_away() -> None:
+    graph = Graph()
+    x = graph.input("x", (4, 128))
+    product = graph.mul_mat(weight(graph, "w", 128, 128), x)
+    graph.output(graph.add(product, x), "sum")
+    graph.output(product, "product")
+    assert "binary" in names(lower(graph, TRAITS, 1))
+
+
+def test_a_residual_that_comes_later_is_not_fused() -> None:
+    graph = Graph()
+    x = graph.input("x", (4, 128))
+    product = graph.mul_mat(weight(graph, "w", 128, 128), x)
+    late = graph.silu(x)
+    graph.output(graph.add(product, late), "sum")
+    found = names(lower(graph, TRAITS, 1))
+    assert found.index("unary") < found.index("binary")
+
+
+def test_what_no_kernel_does_is_refused_with_its_node() -> None:
+    graph = Graph()
+    ids = graph.input("ids", (4,), DType.I32)
+    graph.output(graph.scale(ids, 2.0, name="doubled"), "y")
+    with pytest.raises(UnsupportedError, match=r'scale "doubled".*must be f32'):
+        lower(graph, TRAITS, 1)
+
+
+def test_an_unknown_op_lists_what_is_supported() -> None:
+    graph = Graph()
+    x = graph.input("x", (4,))
+    Tensor(graph, "conv_9d", DType.F32, (4,), sources=(x,))
+    with pytest.raises(UnsupportedError, match="conv_9d.*supported ops are add, mul"):
+        lower(graph, TRAITS, 1)
+
+
+def test_programs_are_found_by_uid_and_structure() -> None:
+    programs = GraphPrograms()
+    one, same, other = layer(1), layer(1), layer(2)
+    other.uid = one.uid
+    program = lower(one, TRAITS, programs.next_number())
+    programs.keep(one, program)
+    assert programs.find(same) is program
+    assert programs.find(other) is None
+    unnamed = layer(1)
+    unnamed.uid = 0
+    programs.keep(unnamed, program)
+    assert programs.find(unnamed) is None
+
+
+def test_a_program_is_plain_data() -> None:
+    program = lower(layer(1), TRAITS, 1)
+    assert msgspec.json.decode(msgspec.json.encode(program), type=GraphProgram) == program
+
+
+def test_arena_values_that_live_at_once_never_share_a_slot() -> None:
+    spans = [(0, 3, 10), (1, 2, 50), (3, 5, 20), (4, 9, 60), (6, 7, 5), (2, 8, 1)]
+    values = [arena.Value(nbytes=size, first=first, last=last) for first, last, size in spans]
+    plan = arena.plan(values)
+    for i, a in enumerate(values):
+        assert plan.slot_bytes[plan.slot_of[i]] >= a.nbytes
+        for j, b in enumerate(values[:i]):
+            if a.first <= b.last and b.first <= a.last:
+                assert plan.slot_of[i] != plan.slot_of[j]
+    assert len(plan.slot_bytes) < len(values)
