@@ -42,6 +42,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     context: int = 131072
     freq_base: float = 500000.0
     rms_eps: float = 1e-5
+    tied: bool = True
+    factors: bool = True
 
 
 TINY = Shape(
@@ -66,12 +68,21 @@ def main() -> None:
 
 
 def write_model(
-    path: Path, shape: Shape, mix: str, *, seed: int = 0, tokenizer: str = "none"
+    path: Path,
+    shape: Shape,
+    mix: str,
+    *,
+    seed: int = 0,
+    tokenizer: str = "none",
+    claimed: Shape | None = None,
 ) -> None:
-    """Write the model; tensors are drawn one after the other, none is kept."""
+    """Write the model; tensors are drawn one after the other, none is kept.
+
+    `claimed` is what the metadata says instead of `shape`, for tests of inconsistent files.
+    """
     types = dict(tensor_types(shape, mix))
     writer = GGUFWriter(path, "llama")
-    _add_metadata(writer, shape, mix)
+    _add_metadata(writer, claimed or shape, mix)
     _add_tokenizer(writer, shape, tokenizer)
     sizes = dict(tensor_shapes(shape))
     for name, dims in sizes.items():
@@ -92,11 +103,14 @@ def write_model(
 
 
 def tensor_shapes(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every tensor with its shape in numpy order; embedding and output are tied."""
+    """Every tensor with its shape in numpy order."""
     q_rows, kv_rows = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
     yield "token_embd.weight", (shape.n_vocab, shape.n_embd)
     yield "output_norm.weight", (shape.n_embd,)
-    yield "rope_freqs.weight", (shape.head_dim // 2,)
+    if not shape.tied:
+        yield "output.weight", (shape.n_vocab, shape.n_embd)
+    if shape.factors:
+        yield "rope_freqs.weight", (shape.head_dim // 2,)
     for layer in range(shape.n_layers):
         block = f"blk.{layer}."
         yield block + "attn_norm.weight", (shape.n_embd,)
@@ -138,14 +152,14 @@ def _chooser(mix: str) -> Callable[[str, int, int], Type]:
 
 
 def _q4_k_m(kind: str, layer: int, n_layers: int) -> Type:
-    if kind == "token_embd":
+    if kind in ("token_embd", "output"):
         return Type.Q6_K
     favoured = kind in ("attn_v", "ffn_down") and more_bits(layer, n_layers)
     return Type.Q6_K if favoured else Type.Q4_K
 
 
 def _ud_q4_k_xl(kind: str, layer: int, n_layers: int) -> Type:
-    if kind in ("token_embd", "attn_v"):
+    if kind in ("token_embd", "output", "attn_v"):
         return Type.Q6_K
     if kind == "ffn_down":
         return Type.Q6_K if more_bits(layer, n_layers) else Type.Q5_K
