@@ -96,6 +96,8 @@ class Delivery:
         self._hello_ns = self._sent_ns = self._take_ns = 0
         self._heartbeat_ns = 250_000_000
         self._born_ns = mono_ns()
+        self._acked = Ack(next_seq=0)
+        """The last acknowledgement that says how far the whole trace is written."""
         self._goodbye_sent = False
         self._failure = ""
 
@@ -260,6 +262,8 @@ class Delivery:
                 first_unacked_seq=self._backlog.first_seq(self._next_seq),
                 run_begin_ns=self.source.run_begin_ns,
                 resumed=self._resumed,
+                floor=self._acked.floor,
+                mark=self._acked.mark,
             )
         )
         if not self._said and not self._resumed and now - self._born_ns > PATIENCE_NS:
@@ -288,10 +292,12 @@ class Delivery:
 
     def _acknowledged(self, ack: Ack) -> None:
         self._backlog.acknowledge(ack.next_seq)
+        if ack.floor > self._acked.floor:
+            self._acked = ack
         with self._progress:
             self._progress.notify_all()
-        if ack.again:
-            self._backlog.rewind(ack.next_seq)
+        if ack.again >= 0:
+            self._backlog.rewind(ack.again)
             self._goodbye_sent = False
         if self._goodbye_sent and self._backlog.empty and ack.next_seq >= self._next_seq:
             self._finished = True

@@ -58,6 +58,10 @@ class Hello(Body, frozen=True, kw_only=True, tag="hello"):
     """Executors to a pool: monotonic zero of the run's `t_ns`."""
     resumed: bool = False
     """Trace sources: this life of the source had a session before."""
+    floor: Hlc = (0, 0)
+    """Trace sources: `floor` and `mark` of the last acknowledgement. From them an aggregator that
+    was restarted knows what comes too late."""
+    mark: Hlc = (0, 0)
 
 
 class Welcome(Body, frozen=True, kw_only=True, tag="welcome"):
@@ -290,8 +294,12 @@ class Ack(Body, frozen=True, kw_only=True, tag="ack"):
     """Every record below `next_seq` is in the aggregator's hands for good."""
 
     next_seq: int
-    again: bool = False
-    """Numbers are missing: please send everything from `next_seq` on once more."""
+    again: int = -1
+    """Numbers are missing: please send everything from this one on once more."""
+    floor: Hlc = (0, 0)
+    """Clock of the last record that is written, of all sources."""
+    mark: Hlc = (0, 0)
+    """The receiver's own promise, as far as it was heard."""
 
 
 Common = Heartbeat | Goodbye

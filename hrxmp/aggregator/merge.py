@@ -28,7 +28,7 @@ _clock_of = itemgetter(0, 1)
 class Lane:
     """One source's queue. `order` breaks ties: source, incarnation, run."""
 
-    __slots__ = ("batches", "heard_ns", "held", "leaving", "mark", "order")
+    __slots__ = ("batches", "heard_ns", "held", "leaving", "mark", "order", "promised")
 
     def __init__(self, order: tuple[str, int, str], now: int) -> None:
         self.order = order
@@ -37,6 +37,8 @@ class Lane:
         """Number of records in `batches`."""
         self.mark: Hlc = (0, 0)
         self.heard_ns = now
+        self.promised: Hlc = (0, 0)
+        """Up to here a former life of the aggregator had heard it: a repeat, never late."""
         self.leaving = False
         """Nothing more will come: the lane holds nobody back."""
 
@@ -56,6 +58,8 @@ class Released(msgspec.Struct, gc=False):
     items: list[Item]
     until: list[tuple[Lane, int]]
     """(lane, number): of this lane all below the number is among or before these."""
+    floor: Hlc
+    """Clock of the last record, of these or earlier ones."""
 
 
 class Merge:
@@ -83,13 +87,34 @@ class Merge:
         """Take a batch (possibly empty) and the promise that comes with it."""
         lane.heard_ns = now
         lane.mark = max(lane.mark, mark)
-        late = _reach(items, 0, self.floor) if items else 0
+        if items:
+            self._enqueue(lane, first_seq, items)
+
+    def raise_floor(self, floor: Hlc) -> None:
+        """A former life of the aggregator had written this far."""
+        if floor <= self.floor:
+            return
+        self.floor = floor
+        for lane in self.lanes:
+            batches, lane.batches, lane.held = lane.batches, deque(), 0
+            for batch in batches:
+                self._enqueue(lane, batch.first_seq + batch.start, batch.items[batch.start :])
+
+    def _enqueue(self, lane: Lane, first_seq: int, items: list[Item]) -> None:
+        stop = _reach(items, 0, self.floor)
+        start = _reach(items, 0, lane.promised) if stop else 0
+        if start and stop > start:  # a repeat first, then what is late
+            lane.batches.append(Batch(first_seq, items[:start]))
+            lane.held += start
+        late = max(stop - start, 0)
         if late:
             self.late_count += late
-            self._late.append((lane, first_seq + late, items[:late]))
-        if late < len(items):
-            lane.batches.append(Batch(first_seq, items, late))
-            lane.held += len(items) - late
+            self._late.append((lane, first_seq + stop, items[start:stop]))
+        else:
+            stop = 0
+        if stop < len(items):
+            lane.batches.append(Batch(first_seq, items, stop))
+            lane.held += len(items) - stop
 
     def watermark(self, now: int) -> Hlc:
         """All that is at or below it has come, from every lane that counts."""
@@ -118,7 +143,7 @@ class Merge:
             items.sort(key=_clock_of)  # stable: equal clocks stay in the order of the lanes
         if items:
             self.floor = max(self.floor, items[-1][:2])
-        return Released(late, items, until)
+        return Released(late, items, until, self.floor)
 
     def oldest(self) -> Hlc | None:
         """The clock of the earliest record that is held."""

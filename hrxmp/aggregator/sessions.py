@@ -8,6 +8,7 @@ its open intervals closed by records of the aggregator's own, marked as made up.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -71,6 +72,7 @@ class Sessions:
         started_ns: int,
         settle_ns: int,
         run_glob: str = "*",
+        wall: Callable[[], int] = wall_ns,
     ) -> None:
         self.merge = merge
         self.clock = clock
@@ -80,6 +82,7 @@ class Sessions:
         self.started_ns = started_ns
         self.settle_ns = settle_ns
         self.run_glob = run_glob
+        self.wall = wall
         self.by_peer: dict[bytes, Session] = {}
         self.by_key: dict[SourceKey, Session] = {}
         self.seen = 0
@@ -133,6 +136,8 @@ class Sessions:
         session.expected = session.written = max(session.expected, self._ended.get(key, 0))
         if hello.resumed and now - self.started_ns < self.settle_ns:
             self.merge.settled_ns = self.started_ns + self.settle_ns
+            self.merge.raise_floor(hello.floor)
+            session.lane.promised = min(hello.floor, hello.mark)
         self.by_key[key] = self._by_lane[session.lane] = session
         self.merge.add(session.lane)
         self.seen += 1
@@ -142,7 +147,7 @@ class Sessions:
         items, first = records.items, records.first_seq
         end = first + len(items)
         if first - records.skipped > session.expected:
-            return [(session.peer, Ack(next_seq=session.expected, again=True))]
+            return [(session.peer, Ack(next_seq=session.written, again=session.expected))]
         if items:
             session.open = {
                 seq: session.open.get(seq) or items[seq - first][2]
@@ -162,7 +167,7 @@ class Sessions:
 
     def _goodbye(self, session: Session, last_seq: int, now: int) -> list[Reply]:
         if last_seq >= session.expected:
-            return [(session.peer, Ack(next_seq=session.expected, again=True))]
+            return [(session.peer, Ack(next_seq=session.written, again=session.expected))]
         session.goodbye = last_seq
         self._close_intervals(session, now)
         session.lane.leaving = True
@@ -202,7 +207,9 @@ class Sessions:
             session.written = max(session.written, next_seq)
             done = self._settle(session)
             if not done and session.peer:
-                done = [(session.peer, Ack(next_seq=session.written))]
+                mark = session.lane.mark
+                ack = Ack(next_seq=session.written, floor=released.floor, mark=mark)
+                done = [(session.peer, ack)]
             replies += done
         return replies
 
@@ -220,7 +227,7 @@ class Sessions:
             voice.begin_ns = session.begin_ns
         if session.wanted:
             line = voice.line(record, exec_id, now, fields)
-            item = (*self.clock.tick(wall_ns()), line)
+            item = (*self.clock.tick(self.wall()), line)
             self.merge.push(self._own, 0, [item], END, now)
 
     def _close_intervals(self, session: Session, now: int) -> None:
