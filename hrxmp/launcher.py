@@ -8,13 +8,10 @@ within limits; the executor is the run, and its exit code is the launcher's.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import select
-import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from hrxmp import lifecycle, records
 from hrxmp.clock import HybridLogicalClock, mono_ns
 from hrxmp.errors import ChildError, UsageError
 from hrxmp.identity import new_identity, new_run_id
+from hrxmp.scratch import ScratchFolder
 from hrxmp.settings import Settings, describe
 from hrxmp.supervise import Child, Exit, Restarter, spawn
 from hrxmp.trace import open_tracer
@@ -51,8 +49,11 @@ def main(argv: list[str]) -> int:
     elif not Path(command[0]).is_file():
         known = ", ".join([*COMMANDS, *_TOOLS])
         raise UsageError(f"{command[0]!r} is neither a script nor one of {known}")
-    with _runtime_folder(settings) as folder:
-        return Run(settings, command, folder).supervise()
+    folder = ScratchFolder(_parent_folder(settings))
+    try:
+        return Run(settings, command, folder.path).supervise()
+    finally:
+        folder.remove()
 
 
 class Run:
@@ -197,17 +198,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-@contextlib.contextmanager
-def _runtime_folder(settings: Settings) -> Iterator[Path]:
-    """A private folder for the run's sockets, removed with all that is in it."""
-    parent = settings.runtime_dir or os.environ.get("XDG_RUNTIME_DIR") or None
-    if parent is not None and not os.access(parent, os.W_OK | os.X_OK):
-        parent = None
-    folder = Path(tempfile.mkdtemp(prefix="hrxmp-", dir=parent))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _parent_folder(settings: Settings) -> Path:
+    """Where the run's private folder is made; socket paths must stay short."""
+    parent = settings.runtime_dir or os.environ.get("XDG_RUNTIME_DIR", "")
+    usable = bool(parent) and os.access(parent, os.W_OK | os.X_OK)
+    return Path(parent if usable else tempfile.gettempdir())
 
 
 def _say(text: str) -> None:

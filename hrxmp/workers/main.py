@@ -28,7 +28,7 @@ from hrxmp.workers.broker import Broker
 from hrxmp.workers.capacity import usable_cores
 from hrxmp.workers.crew import Crew
 from hrxmp.workers.pool import HEARTBEAT_MS, Pool
-from hrxmp.workers.scratch import ScratchFolder
+from hrxmp.scratch import ScratchFolder
 from hrxmp.workers.sessions import Traces
 
 DRAIN_S = 10.0
@@ -85,7 +85,8 @@ def _open(
         Broker(Limits.of(settings, workers)),
         Crew(endpoint, identity.run_id, folder, environ, args.compiler),
         Traces(settings, clock),
-        open_store(settings, _say),
+        # Of a run's own pool, the executor says what is wrong with the store that they share.
+        open_store(settings, None if args.parent_fd >= 0 else _say),
         settings,
         _say,
     )

@@ -15,7 +15,7 @@ from hrxmp import lifecycle, supervise
 from hrxmp.errors import ChildError
 from hrxmp.supervise import Child, Exit, Restarter
 from hrxmp.workers.capacity import usable_cores
-from hrxmp.workers.scratch import ScratchFolder, remove_abandoned
+from hrxmp.scratch import ScratchFolder, remove_abandoned
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -181,7 +181,7 @@ def test_folders_of_dead_pools_are_removed_and_living_ones_are_not(tmp_path: Pat
     """X19: the lock of a process that was killed is free at once."""
     program = (
         "import sys, pathlib, time\n"
-        "from hrxmp.workers.scratch import ScratchFolder\n"
+        "from hrxmp.scratch import ScratchFolder\n"
         "print(ScratchFolder(pathlib.Path(sys.argv[1])).path, flush=True)\n"
         "time.sleep(60)\n"
     )

@@ -1,8 +1,8 @@
-"""The pool's private folder: the work link's socket and the workers' temporary files.
+"""A process's private folder for sockets and temporary files, gone with the process.
 
-Owned by the pool process. A pool that was killed cannot remove its folder, so each new pool
-removes those whose lock nobody holds: a lock ends with its process, whatever ends that, and it
-tells the truth across process id namespaces too. Nobody ever waits for it.
+Launcher and pool own one each. A process that was killed cannot remove its folder, so each new
+one removes those whose lock nobody holds: a lock ends with its process, whatever ends that, and
+it tells the truth across process id namespaces too. Nobody ever waits for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-_PREFIX = "hrxmp-w-"
+_PREFIX = "hrxmp-"
 _LOCK = "held"
 
 
@@ -37,7 +37,7 @@ class ScratchFolder:
 
 
 def remove_abandoned(parent: Path) -> int:
-    """Remove this user's folders of dead pools in `parent`; how many."""
+    """Remove this user's folders of dead processes in `parent`; how many."""
     gone = 0
     for folder in parent.glob(_PREFIX + "*"):
         with contextlib.suppress(OSError):
