@@ -164,6 +164,8 @@ class CompileDone(Body, frozen=True, kw_only=True, tag="compile_done"):
     compile_ns: int
     finish_ns: int
     log: str
+    not_stored: str = ""
+    """Why the binary is not in the pool's store; empty when it is there."""
 
 
 class CompileFailed(Body, frozen=True, kw_only=True, tag="compile_failed"):

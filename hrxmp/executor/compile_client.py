@@ -57,6 +57,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     compile_ns: int = 0
     finish_ns: int = 0
     log: str = ""
+    not_stored: str = ""
+    """Why the pool could not store the binary."""
     error: HrxmpError | None = None
     outcome: str = "ok"
     compiler_started: bool = True
@@ -127,6 +129,7 @@ class CompileClient:
         *,
         trace_endpoint: str = "",
         run_begin_ns: int = 0,
+        on_not_stored: Callable[[str], None] | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._identity = identity
@@ -134,6 +137,7 @@ class CompileClient:
         self._curve_dir = settings.curve_dir
         self._pool_timeout_ns = int(settings.pool_timeout_s * 1e9)
         self._traced = bool(trace_endpoint)
+        self._on_not_stored = on_not_stored
         self._hello = Hello(
             role="executor",
             pid=os.getpid(),
@@ -269,7 +273,10 @@ class CompileClient:
         elif isinstance(body, CompileStarted):
             ticket.worker = body.worker
         elif isinstance(body, CompileDone | CompileFailed):
-            self._resolve(ticket, _outcome(ticket, body, message.buffers))
+            outcome = _outcome(ticket, body, message.buffers)
+            if outcome.not_stored and self._on_not_stored is not None:
+                self._on_not_stored(outcome.not_stored)
+            self._resolve(ticket, outcome)
 
     def _welcomed(self, pool_life: int, body: Welcome) -> None:
         """A pool knows us: ask it for everything that is open, in the order of asking."""
@@ -346,6 +353,7 @@ def _outcome(ticket: Ticket, body: CompileDone | CompileFailed, buffers: list[by
         binary_kind=body.binary_kind,
         compile_ns=body.compile_ns,
         finish_ns=body.finish_ns,
+        not_stored=body.not_stored,
     )
 
 

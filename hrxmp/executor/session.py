@@ -115,6 +115,7 @@ class Session:
             self.link.pool, self.identity, self.clock, self.settings,
             trace_endpoint=self.link.aggregator if self.tracer is not None else "",
             run_begin_ns=self.link.run_begin_ns,
+            on_not_stored=self.store.note_trouble,
         )  # fmt: skip
         client.start()
         return client

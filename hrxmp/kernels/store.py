@@ -38,6 +38,8 @@ _NAME = re.compile(r"([0-9a-f]{64})\.hrxk")
 _TEMPORARY = re.compile(r"\.tmp-(\d+)-[0-9a-f]{16}")
 _TOUCH_AFTER_S = 60.0
 _STALE_AFTER_S = 3600.0
+_MAKE_ROOM = "free some space or set HRXMP_CACHE to another folder"
+_USE_ANOTHER = "going on without it; HRXMP_CACHE sets another folder"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -320,19 +322,23 @@ class Store:
         if kind in self.counts:
             self.counts[kind] += 1
 
-    def _trouble(self, what: str, error: Exception) -> str:
-        """Say it once a kind, or raise it in strict mode; the text."""
-        text = _text(error)
-        full = isinstance(error, OSError) and error.errno in _FULL
-        advice = (
-            "free some space or set HRXMP_CACHE" if full else "set HRXMP_CACHE to another folder"
-        )
-        sentence = f"the kernel store {self.folder} cannot be {what}: {text}"
-        if self._strict:
-            raise StoreError(sentence, remedy=advice) from error
+    def note_trouble(self, text: str, what: str = "written", full: bool = False) -> None:
+        """Say that something is wrong with the folder, once a text; others may have met it too."""
         if text not in self._said:
             self._said.add(text)
-            self._warn(f"{sentence}; going on without it ({advice})")
+            advice = _MAKE_ROOM if full else _USE_ANOTHER
+            self._warn(f"the kernel store {self.folder} cannot be {what}: {text} ({advice})")
+
+    def _trouble(self, what: str, error: Exception) -> str:
+        """Say it, or raise it in strict mode; the text."""
+        text = _text(error)
+        full = isinstance(error, OSError) and error.errno in _FULL
+        if self._strict:
+            raise StoreError(
+                f"the kernel store {self.folder} cannot be {what}: {text}",
+                remedy=_MAKE_ROOM if full else _USE_ANOTHER,
+            ) from error
+        self.note_trouble(text, what, full)
         return text
 
 

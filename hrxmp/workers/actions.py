@@ -37,6 +37,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     compile_ns: int = 0
     finish_ns: int = 0
     log: str = ""
+    not_stored: str = ""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

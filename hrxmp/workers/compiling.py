@@ -17,6 +17,7 @@ from hrxmp.errors import (
     CompileSetupError,
     ErrorInfo,
     HrxmpError,
+    StoreError,
     UsageError,
 )
 from hrxmp.kernels.keys import KeyComponents, Variant, differences
@@ -72,6 +73,8 @@ class Compiler:
             return _failed(job, "rejected", True, error), ()
         except (CompileSetupError, UsageError) as error:
             return _failed(job, "setup", False, error), ()
+        except StoreError as error:  # a strict store: no answer without a kept binary
+            return _failed(job, "setup", True, error), ()
         except Exception as error:  # a driver may raise anything
             return _failed(job, "crash" if started else "setup", started, error), ()
 
@@ -111,16 +114,10 @@ class Compiler:
             read_ns=built.read_ns,
             binary_kind=built.kind,
             log=built.log[:MAX_LOG],
-            not_stored=self._put(job, built),
-        )
-
-    def _put(self, job: CompileJob, built: Built) -> str:
-        try:
-            return self._store.put(
+            not_stored=self._store.put(
                 job.key, job.components, built.binary, built.kind, built.compile_ns
-            )
-        except HrxmpError as error:  # a strict store: the pool says it, the binary is good
-            return str(error)
+            ),
+        )
 
 
 def load_function(text: str) -> Function:

@@ -15,7 +15,7 @@ from typing import Any
 
 from hrxmp import wire
 from hrxmp.clock import mono_ns
-from hrxmp.errors import ChildError, CompileSetupError
+from hrxmp.errors import ChildError, CompileSetupError, HrxmpError
 from hrxmp.kernels.entry import StoreEntry
 from hrxmp.kernels.store import Store
 from hrxmp.messages import (
@@ -199,14 +199,16 @@ class Pool:
     def _request(
         self, session: Session, exec_id: int | None, body: CompileRequest, now: int
     ) -> None:
-        if body.key != body.components.digest():
-            error = CompileSetupError("the key is not the digest of its components").info()
-            failure = Failure(outcome="setup", compiler_started=False, error=error)
+        request = Request(client=session.client, exec_id=exec_id, body=body)
+        try:
+            if body.key != body.components.digest():
+                raise CompileSetupError("the key is not the digest of its components")
+            stored = self._lookup(request) if self.broker.book.needs_lookup(request) else None
+        except HrxmpError as error:
+            failure = Failure(outcome="setup", compiler_started=False, error=error.info())
             answer = failed_message(body.request_id, "", 0, failure)
             session.send(self.requests, Outgoing(body=answer, exec_id=exec_id))
             return
-        request = Request(client=session.client, exec_id=exec_id, body=body)
-        stored = self._lookup(request) if self.broker.book.needs_lookup(request) else None
         self._do(self.broker.submit(request, now, stored))
 
     def _lookup(self, request: Request) -> Result | None:
@@ -268,14 +270,16 @@ class Pool:
     def _job_done(self, name: str, body: JobDone, buffers: list[bytes], now: int) -> None:
         if len(buffers) != 1:
             return  # the deadline answers for a worker that sends rubbish
-        if body.not_stored not in ("", "off"):
-            self._say_once(f"a compiled kernel was not stored: {body.not_stored}")
+        not_stored = "" if body.not_stored == "off" else body.not_stored
+        if not_stored:
+            self._store.note_trouble(not_stored)
         result = Result(
             binary=buffers[0],
             kind=body.binary_kind,
             compile_ns=body.compile_ns,
             finish_ns=body.create_ns + body.launch_ns + body.read_ns,
             log=body.log,
+            not_stored=not_stored,
         )
         self._do(self.broker.job_done(name, body.job_id, result, now))
         self._watch_growth(name, now)
@@ -384,6 +388,7 @@ class Pool:
             compile_ns=outcome.compile_ns,
             finish_ns=outcome.finish_ns,
             log=outcome.log,
+            not_stored=outcome.not_stored,
         )
         self._send(session, action, done, outcome.binary)
 
