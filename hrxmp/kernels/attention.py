@@ -20,7 +20,7 @@ from hrxmp.kernels.launch import Launch
 RopeMode = Literal["norm", "neox"]
 Params = tuple[tuple[str, Param], ...]
 
-_TILE, _TOKENS = 6, 16
+_TILE, _TOKENS = 6, 32
 
 _CACHE = "HEAD_DIM HEADS KV_HEADS KV"
 _ROPE = (*_CACHE.split(), "N_DIMS", "NEOX", "FACTORS")

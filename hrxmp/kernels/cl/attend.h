@@ -4,6 +4,7 @@
 #ifndef ATTEND_H
 #define ATTEND_H
 #include "cache.h"
+#include "vector.h"
 
 #define ROWS 256
 #define PARTS (HEAD_DIM / 16)
@@ -17,26 +18,35 @@ typedef struct {
     float top[SHARED], total[SHARED];
 } Attention;
 
-inline float16 halve8(float16 a, float16 b) {
-    return (float16)(a.lo, b.lo) + (float16)(a.hi, b.hi);
+// Sums of halves: [a | b] of vectors whose elements are to be added up 16, 8, 4 or 2 at a time.
+#define HALVE(a, b, LOW_HALVES, HIGH_HALVES)                                                       \
+    (__builtin_shufflevector(a, b, LOW_HALVES) + __builtin_shufflevector(a, b, HIGH_HALVES))
+#define LOW8 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
+#define HIGH8 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
+#define LOW4 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27
+#define HIGH4 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31
+#define LOW2 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29
+#define HIGH2 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31
+#define LOW1 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define HIGH1 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+
+// Four elements of each of four vectors, in their order, that add up to what the vectors did.
+inline float16 quarter(float16 a, float16 b, float16 c, float16 d) {
+    float16 first = HALVE(a, b, LOW8, HIGH8), second = HALVE(c, d, LOW8, HIGH8);
+    return HALVE(first, second, LOW4, HIGH4);
 }
-inline float16 halve4(float16 a, float16 b) {
-    return (float16)(a.s0123, a.s89ab, b.s0123, b.s89ab) +
-           (float16)(a.s4567, a.scdef, b.s4567, b.scdef);
-}
-inline float16 halve2(float16 a, float16 b) {
-    return (float16)(a.s01, a.s45, a.s89, a.scd, b.s01, b.s45, b.s89, b.scd) +
-           (float16)(a.s23, a.s67, a.sab, a.sef, b.s23, b.s67, b.sab, b.sef);
-}
-inline float16 halve1(float16 a, float16 b) {
-    return (float16)(a.even, b.even) + (float16)(a.odd, b.odd);
+
+// The sums of 16 vectors, in their order, from what `quarter` made of four times four.
+inline float16 last_sums(float16 a, float16 b, float16 c, float16 d) {
+    float16 first = HALVE(a, b, LOW2, HIGH2), second = HALVE(c, d, LOW2, HIGH2);
+    return HALVE(first, second, LOW1, HIGH1);
 }
 
 // Scores of 16 cache rows from `row` for `count` heads; rows that are not there repeat the last.
 inline void score16(const int count, local Attention *a, int head, global const cached *k_cache,
                     size_t start, int row, int last, int to) {
     float16 fours[TOGETHER][4];
-#pragma unroll
+    // Not unrolled: it gains nothing, and takes Intel's compiler ten times as long.
     for (int four = 0; four < 4; four++) {
         float16 product[TOGETHER][4];
 #pragma unroll
@@ -54,12 +64,11 @@ inline void score16(const int count, local Attention *a, int head, global const 
         }
 #pragma unroll
         for (int h = 0; h < count; h++)
-            fours[h][four] = halve4(halve8(product[h][0], product[h][1]),
-                                    halve8(product[h][2], product[h][3]));
+            fours[h][four] = quarter(product[h][0], product[h][1], product[h][2], product[h][3]);
     }
 #pragma unroll
     for (int h = 0; h < count; h++)
-        vstore16(halve1(halve2(fours[h][0], fours[h][1]), halve2(fours[h][2], fours[h][3])), 0,
+        vstore16(last_sums(fours[h][0], fours[h][1], fours[h][2], fours[h][3]), 0,
                  a->score[head + h] + to);
 }
 
@@ -73,19 +82,14 @@ inline void weigh(local Attention *a, int head, int rows) {
         vstore16(score, 0, a->score[head] + r);
         highest = fmax(highest, score);
     }
-    float8 h8 = fmax(highest.lo, highest.hi);
-    float4 h4 = fmax(h8.lo, h8.hi);
-    float2 h2 = fmax(h4.lo, h4.hi);
-    float top = fmax(fmax(h2.x, h2.y), a->top[head]), keep = exp(a->top[head] - top);
+    float top = fmax(max16(highest), a->top[head]), keep = exp(a->top[head] - top);
     float16 total = 0.0f;
     for (int r = 0; r < rows; r += 16) {
-        float16 weight = exp(vload16(0, a->score[head] + r) - top);
+        float16 weight = exp16(vload16(0, a->score[head] + r) - top);
         vstore16(weight, 0, a->score[head] + r);
         total += weight;
     }
-    float8 t8 = total.lo + total.hi;
-    float4 t4 = t8.lo + t8.hi;
-    a->total[head] = a->total[head] * keep + t4.x + t4.y + t4.z + t4.w;
+    a->total[head] = a->total[head] * keep + sum16(total);
     a->top[head] = top;
     for (int p = 0; p < PARTS; p++)
         vstore16(vload16(p, a->sum[head]) * keep, p, a->sum[head]);

@@ -3,6 +3,7 @@
 // local memory (keys turned), and runs the register tiles of `tile.h` over them.
 
 #include "cache.h"
+#include "vector.h"
 #define PANEL 4
 #include "tile.h"
 
@@ -11,26 +12,38 @@
 DEFINE_MULTIPLY(multiply, local)
 DEFINE_MULTIPLY_ALL(multiply_all, multiply, local)
 
-// Keys of 64 cache rows, turned: to[i][row]; rows from `rows` on are zero.
+// One step of turning a square of 16 vectors: blocks of WIDTH change places between rows that are
+// WIDTH apart.
+#define SWAP(WIDTH, FROM_FIRST, FROM_SECOND)                                                       \
+    _Pragma("unroll") for (int i = 0; i < 16; i++) if ((i & WIDTH) == 0) {                         \
+        float16 a = v[i], b = v[i + WIDTH];                                                        \
+        v[i] = __builtin_shufflevector(a, b, FROM_FIRST);                                          \
+        v[i + WIDTH] = __builtin_shufflevector(a, b, FROM_SECOND);                                 \
+    }
+#define FIRST8 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
+#define SECOND8 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
+#define FIRST4 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27
+#define SECOND4 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31
+#define FIRST2 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
+#define SECOND2 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
+#define FIRST1 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30
+#define SECOND1 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
+
+// Keys of 64 cache rows, turned: to[i][row]. Rows from `rows` on repeat the last one.
 inline void load_keys(global const cached *k_cache, size_t at, int rows, local float *to) {
     for (int r = 0; r < COLUMNS; r += 16)
         for (int p = 0; p < HEAD_DIM / 16; p++) {
-            float block[16][16];
+            float16 v[16];
 #pragma unroll
-            for (int i = 0; i < 16; i++) {
-                float16 part = 0.0f;
-                if (r + i < rows)
-                    part = cache_load16(p, k_cache + at + (size_t)(r + i) * KV_WIDTH);
-                vstore16(part, 0, block[i]);
-            }
+            for (int i = 0; i < 16; i++)
+                v[i] = cache_load16(p, k_cache + at + (size_t)min(r + i, rows - 1) * KV_WIDTH);
+            SWAP(8, FIRST8, SECOND8)
+            SWAP(4, FIRST4, SECOND4)
+            SWAP(2, FIRST2, SECOND2)
+            SWAP(1, FIRST1, SECOND1)
 #pragma unroll
-            for (int j = 0; j < 16; j++) {
-                float16 turned = (float16)(
-                    block[0][j], block[1][j], block[2][j], block[3][j], block[4][j], block[5][j],
-                    block[6][j], block[7][j], block[8][j], block[9][j], block[10][j], block[11][j],
-                    block[12][j], block[13][j], block[14][j], block[15][j]);
-                vstore16(turned, 0, to + (p * 16 + j) * COLUMNS + r);
-            }
+            for (int j = 0; j < 16; j++)
+                vstore16(v[j], 0, to + (p * 16 + j) * COLUMNS + r);
         }
 }
 
@@ -50,20 +63,16 @@ inline void weigh(local float *score, int visible, local float *top, local float
         s[p] = select((float16)-INFINITY, vload16(p, score), index < visible);
         highest = fmax(highest, s[p]);
     }
-    float8 h8 = fmax(highest.lo, highest.hi);
-    float4 h4 = fmax(h8.lo, h8.hi);
-    float next = fmax(fmax(fmax(h4.x, h4.y), fmax(h4.z, h4.w)), *top);
+    float next = fmax(max16(highest), *top);
     // A query that sees nothing yet keeps its zeros.
     float base = next == -INFINITY ? 0.0f : next, keep = exp(*top - base);
 #pragma unroll
     for (int p = 0; p < PANEL; p++) {
-        s[p] = exp(s[p] - base);
+        s[p] = exp16(s[p] - base);
         all += s[p];
         vstore16(s[p], p, score);
     }
-    float8 a8 = all.lo + all.hi;
-    float4 a4 = a8.lo + a8.hi;
-    *total = *total * keep + a4.x + a4.y + a4.z + a4.w;
+    *total = *total * keep + sum16(all);
     *top = next;
     if (keep != 1.0f)
         for (int p = 0; p < HEAD_DIM / 16; p++)

@@ -4,6 +4,7 @@
 #ifndef LANES_H
 #define LANES_H
 #include "blocks.h"
+#include "vector.h"
 
 #if QUANTIZED
 // Four quants of each of 16 rows; see lane_quants.
@@ -104,28 +105,7 @@ inline float16 load16(global const float *x, int count) {
     return vload16(0, lane);
 }
 
-inline float sum16(float16 v) {
-    float8 a = v.lo + v.hi;
-    float4 b = a.lo + a.hi;
-    float2 c = b.lo + b.hi;
-    return c.x + c.y;
-}
-
-inline float max16(float16 v) {
-    float8 a = fmax(v.lo, v.hi);
-    float4 b = fmax(a.lo, a.hi);
-    float2 c = fmax(b.lo, b.hi);
-    return fmax(c.x, c.y);
-}
-
-inline int isum16(int16 v) {
-    int8 a = v.lo + v.hi;
-    int4 b = a.lo + a.hi;
-    int2 c = b.lo + b.hi;
-    return c.x + c.y;
-}
-
 inline float16 swiglu16(float16 gate, float16 up) {
-    return gate / (1.0f + native_exp(-gate)) * up;
+    return gate / (1.0f + exp16(-gate)) * up;
 }
 #endif
