@@ -30,6 +30,7 @@ SMALLEST_CAPACITY: Final = 2048
 """Capacities are powers of two from here: runs of different lengths then share their kernels."""
 
 _KEPT_GRAPHS: Final = 16
+_RELEASE_BYTES: Final = 16 << 20
 
 Logits = NDArray[np.float32]
 
@@ -81,7 +82,7 @@ class LlamaModel:
         config = LlamaConfig.from_gguf(file)
         check_tensors(file, config)
         limit = _context(file, config, context)
-        storages = {item.name: _upload(executor, item) for item in file.tensors.values()}
+        storages = _upload_all(executor, file)
         return cls(
             executor,
             file,
@@ -201,6 +202,20 @@ def _allocate(executor: Executor, config: LlamaConfig, capacity: int, dtype: DTy
         keys=tuple(executor.storage(nbytes, f"cache_k.{layer}") for layer in layers),
         values=tuple(executor.storage(nbytes, f"cache_v.{layer}") for layer in layers),
     )
+
+
+def _upload_all(executor: Executor, file: GgufFile) -> dict[str, Storage]:
+    """Every tensor on the device; the file's pages are given back as it goes."""
+    storages: dict[str, Storage] = {}
+    read = 0
+    for tensor in file.tensors.values():
+        storages[tensor.name] = _upload(executor, tensor)
+        read += tensor.data.nbytes
+        if read > _RELEASE_BYTES:
+            file.release()
+            read = 0
+    file.release()
+    return storages
 
 
 def _upload(executor: Executor, tensor: GgufTensor) -> Storage:

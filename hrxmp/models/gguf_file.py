@@ -57,11 +57,16 @@ class GgufFile:
     """An open GGUF file. The map lives as long as the object or any view of it."""
 
     def __init__(
-        self, path: Path, metadata: Mapping[str, Value], tensors: Mapping[str, GgufTensor]
+        self,
+        path: Path,
+        metadata: Mapping[str, Value],
+        tensors: Mapping[str, GgufTensor],
+        raw: mmap.mmap,
     ) -> None:
         self.path = path
         self.metadata = metadata
         self.tensors = tensors
+        self._raw = raw
 
     @classmethod
     def open(cls, path: Path) -> GgufFile:
@@ -73,7 +78,14 @@ class GgufFile:
 
         header = read_header(memoryview(raw), fail)
         tensors = _tensors(path, header, np.frombuffer(raw, np.uint8))
-        return cls(path, header.metadata, tensors)
+        return cls(path, header.metadata, tensors, raw)
+
+    def release(self) -> None:
+        """Give back the memory of all pages read so far; reading them again is allowed.
+
+        Without it a file that was uploaded counts twice: on the device and in the map.
+        """
+        self._raw.madvise(mmap.MADV_DONTNEED)
 
     @property
     def n_params(self) -> int:
