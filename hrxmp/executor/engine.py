@@ -7,6 +7,7 @@ off an execution reads one attribute for it and nothing else.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,10 +28,11 @@ from hrxmp.executor.kernel_table import KernelTable
 from hrxmp.executor.lowering import lower
 from hrxmp.executor.memory import Memory
 from hrxmp.executor.prepared_program import PreparedProgram
+from hrxmp.executor.profile import Profile
 from hrxmp.graph import Graph, Storage
 from hrxmp.kernels import build, dispatch
 from hrxmp.kernels.device import Device, DeviceInfo
-from hrxmp.kernels.keys import Variant
+from hrxmp.kernels.keys import KeyComponents, Variant
 from hrxmp.kernels.layout import pack, packed_bytes
 from hrxmp.trace import Tracer
 
@@ -46,6 +48,13 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     counts: GraphCounts
     dur_ns: int
     replayed: bool
+
+
+class Compiled(msgspec.Struct, frozen=True, kw_only=True):
+    """What having kernels compiled ahead cost, and those that could not be had."""
+
+    counts: GraphCounts
+    failed: tuple[HrxmpError, ...]
 
 
 class _Run(msgspec.Struct, kw_only=True):
@@ -83,6 +92,7 @@ class Executor:
         self._wanted: dict[Variant, Wanted] = {}
         self._prepared: OrderedDict[tuple[int, ...], PreparedProgram] = OrderedDict()
         self._failed = ""
+        self._profile: Profile | None = None
 
     # -- memory ------------------------------------------------------------------------------
 
@@ -133,10 +143,52 @@ class Executor:
         with self._guard.no_compiles():
             yield
 
+    @contextmanager
+    def profile(self) -> Iterator[Profile]:
+        """Inside, replays are timed kernel by kernel; slower, and never a benchmark."""
+        self._profile = Profile(self._device)
+        try:
+            yield self._profile
+        finally:
+            self._profile = None
+
     def annotate(self, label: str) -> None:
         """Put a label of the caller's into the trace."""
         if self.tracer is not None:
             self.tracer.emit(records.Annotation, exec_id=None, label=label)
+
+    def variants(self, graph: Graph) -> list[Variant]:
+        """The kernels that a graph needs, in the order of first need; nothing is compiled."""
+        program = lower(graph, self._device.traits, 0)
+        return list(dict.fromkeys(command.launch.variant for command in program.commands))
+
+    def components(self, variant: Variant) -> KeyComponents:
+        """The components of a kernel's key on this device. Raises HrxmpError: no such kernel."""
+        return self._want(variant).components
+
+    def compile(self, variants: Iterable[Variant]) -> Compiled:
+        """Have these kernels in memory, and in the store where there is one; waits for all.
+
+        On nobody's behalf: the counts belong to no execution. Kernels that cannot be had do not
+        keep the others from being compiled.
+        """
+        cause = Cause(exec_id=None, counts=GraphCounts())
+        asked: list[str] = []
+        failed: list[HrxmpError] = []
+        for wanted in [self._want(variant) for variant in dict.fromkeys(variants)]:
+            with _collected(failed):
+                self._jit.ask([wanted], cause)
+                asked.append(wanted.key)
+        self._jit.expect(asked)
+        for key in asked:
+            with _collected(failed):
+                self._jit.need(key, cause)
+        return Compiled(counts=cause.counts, failed=tuple(failed))
+
+    def forget_kernels(self) -> None:
+        """Forget prepared programs and loaded kernels: the next execution starts from the store."""
+        self._prepared.clear()
+        self._jit.forget()
 
     # -- executing ---------------------------------------------------------------------------
 
@@ -179,8 +231,10 @@ class Executor:
     ) -> dict[str, Array]:
         program = self._program(graph, run)
         prepared = self._prepared_for(program, graph, run)
-        prepared.write_inputs(inputs)
         run.replayed = prepared.ready
+        if prepared.ready and self._profile is not None:
+            return self._profile.replay(prepared, inputs)
+        prepared.write_inputs(inputs)
         if prepared.ready:
             prepared.launch_all()
         else:
@@ -284,3 +338,12 @@ class Executor:
                 **counts.as_dict(),
             )
         return dur_ns
+
+
+@contextmanager
+def _collected(errors: list[HrxmpError]) -> Iterator[None]:
+    """Keep an error for later instead of raising it."""
+    try:
+        yield
+    except HrxmpError as error:
+        errors.append(error)

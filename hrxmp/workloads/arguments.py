@@ -69,6 +69,7 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     add("-r", "--repetitions", type=_count, default=5, help="samples a test (default 5)")
     add("--no-warmup", action="store_true", help="time the first run too")
     add("--progress", action="store_true", help="say on stderr what runs")
+    add("--profile", action="store_true", help="after each test, time its kernels one by one")
     add("-o", "--output", choices=FORMATS, default="md", help="format on stdout (default md)")
     add("-oe", "--output-err", choices=FORMATS, help="also print to stderr in this format")
 
@@ -88,6 +89,17 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     add("-s", "--seed", type=int, metavar="S", help="makes sampling repeatable")
     add("--ignore-eos", action="store_true", help="go on after an end of sequence")
     add("--ids", action="store_true", help="print token ids as one JSON array instead of text")
+
+
+def add_warm_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of warm."""
+    add = parser.add_argument
+    add("-m", "--model", action="extend", type=_words, metavar="MODEL", help="file or known name")
+    add("--from-trace", metavar="FILE", help="what the runs of this trace needed (-: stdin)")
+    add("-ub", "--ubatch-size", type=_count, default=512, metavar="N", help="tokens an execution")
+    types: dict[str, Any] = {"nargs": "+", "choices": _CACHE_TYPES, "default": ["f32"]}
+    add("-ctk", "--cache-type", **types, help="types of the KV cache (default f32)")
+    add("-o", "--output", choices=("text", "json"), default="text", help="summary on stdout")
 
 
 def bench_tests(args: argparse.Namespace) -> list[BenchTest]:
@@ -157,7 +169,7 @@ def _range(text: str) -> Iterator[int]:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number or a range like 16-512*2")
     value, last = int(match[1]), int(match[2] or match[1])
     times, step = match[3] == "*", int(match[4] or 1)
-    if last < value or step < 1 + times and match[4] or times and value == 0:
+    if last < value or (step < 1 + times and match[4]) or (times and value == 0):
         raise argparse.ArgumentTypeError(f"{text!r}: the range does not grow")
     for _ in range(_MOST_VALUES + 1):
         if value > last:

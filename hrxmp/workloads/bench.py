@@ -30,8 +30,8 @@ from hrxmp.workloads.arguments import BenchTest, bench_tests
 from hrxmp.workloads.formats import DEFAULTS, CacheState, Printer, Row, printer, statistics_of
 
 if TYPE_CHECKING:
+    from hrxmp import Execution, Executor
     from hrxmp.executor.counts import GraphCounts
-    from hrxmp.executor.engine import Executor, Result
 
 FILE_TYPES: Final = {
     0: "all F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1",
@@ -50,7 +50,7 @@ class Counted(msgspec.Struct, kw_only=True):
     driver_compiles: int = 0
     wait_ns: int = 0
 
-    def add(self, execution: Result) -> None:
+    def add(self, execution: Execution) -> None:
         """Add one execution."""
         self.add_counts(execution.counts)
 
@@ -117,6 +117,8 @@ class _Bench:
             self.executor.warm()
         for index, test in enumerate(self.tests):
             yield self._measure(index, test)
+            if self.args.profile:
+                self._profile(test)
 
     def _measure(self, index: int, test: BenchTest) -> Row:
         started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -134,6 +136,20 @@ class _Bench:
             samples.append(time.perf_counter_ns() - begin)
         self.model.on_execution = None
         return self._row(test, started, samples, counted)
+
+    def _profile(self, test: BenchTest) -> None:
+        """One more run of a test, each kernel timed; tables on stderr."""
+        from hrxmp.workloads.profile_table import print_profile
+
+        self.model.length = test.n_depth
+        with self.executor.profile() as profile:
+            begin = time.perf_counter_ns()
+            self._prompt(test.n_prompt, test.n_batch)
+            self._generate(test.n_gen)
+            spent = time.perf_counter_ns() - begin
+        host = profile.host
+        inside = host.rebind_ns + host.enqueue_ns + host.wait_ns
+        print_profile(profile, test.name, max(0, spent - inside))
 
     def _warm_up(self, test: BenchTest) -> None:
         self._prepare(test)
