@@ -146,7 +146,7 @@ class Delivery:
             while not self._step(mono_ns()):
                 pass
             self._link.close(linger_ms=0)
-        except Exception as error:  # noqa: BLE001 - the trace must never take the process with it
+        except Exception as error:
             self._failure = f"{type(error).__name__}: {error}"
         finally:
             self._report()

@@ -16,6 +16,7 @@ import msgspec
 
 from hrxmp.records import MAX_LINE_BYTES, OPENING, AnyRecord
 
+Stream = IO[bytes]
 LATE = b'"late":true,'
 _decode = msgspec.json.Decoder(AnyRecord).decode
 
@@ -100,7 +101,7 @@ def read_file(path: str | Path) -> Trace:
         return read(stream)
 
 
-def open_stream(path: str) -> IO[bytes]:
+def open_stream(path: str) -> Stream:
     """A file, or standard input for `-`."""
     return sys.stdin.buffer if path == "-" else open(path, "rb")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import subprocess
@@ -108,5 +109,5 @@ def test_long_logs_go_to_private_files(tmp_path: Path) -> None:
 def _runs_overlap(trace: Trace) -> bool:
     """Whether the runs were merged, not written one after the other."""
     runs = [line.record.run_id for line in trace.lines]
-    changes = sum(a != b for a, b in zip(runs, runs[1:], strict=False))
+    changes = sum(a != b for a, b in itertools.pairwise(runs))
     return changes > len(set(runs)) * 10

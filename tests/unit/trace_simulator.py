@@ -9,6 +9,7 @@ tests demand that the verdict is bad then.
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
 from collections.abc import Callable
 
@@ -409,6 +410,6 @@ class World:
             by_source[source] = max(seq, by_source.get(source, -1))
         clocks = [self.output[position][2] for number, position in first.items()
                   if number not in late]  # fmt: skip
-        if any(a > b for a, b in zip(clocks, clocks[1:], strict=False)):
+        if any(a > b for a, b in itertools.pairwise(clocks)):
             broken.append("not one total order by clock")
         return broken

@@ -1,0 +1,167 @@
+"""hrxmp-trace: reads traces for people and scripts. A command-line surface; starts nothing.
+
+    hrxmp-trace check|extract|summary|explain|export|report FILE|-
+    hrxmp-trace diff A B
+    hrxmp-trace schema
+    hrxmp-trace tail|top ENDPOINT
+
+Every reader takes mixed output (`2> log`) and finds the records in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+
+import msgspec
+from rich.console import Console
+
+from hrxmp import records
+from hrxmp.aggregator import check as checker
+from hrxmp.aggregator import reader
+from hrxmp.errors import HrxmpError, UsageError
+from hrxmp.tracetool import diff, explain, export, report, summary
+from hrxmp.tracetool.view import RunView, views
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    line = argparse.ArgumentParser(prog="hrxmp-trace", description="Read a trace of hrxmp.")
+    commands = line.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (_function, text) in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text)
+        if name == "diff":
+            command.add_argument("before", metavar="A")
+            command.add_argument("file", metavar="B")
+        elif name != "schema":
+            command.add_argument("file", metavar="FILE", help="a file, or - for standard input")
+        if name in ("summary", "explain", "export", "report", "diff"):
+            command.add_argument("--run", default="", help="only this run (its beginning will do)")
+        if name == "export":
+            command.add_argument("--format", choices=("chrome", "csv"), default="chrome")
+        if name == "check":
+            command.add_argument("--quiet", action="store_true", help="problems only")
+    return line
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    options = parser().parse_args(argv)
+    try:
+        return COMMANDS[options.command][0](options)
+    except HrxmpError as error:
+        sys.stderr.write(f"hrxmp-trace: {error}\n")
+        return 2
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    report_ = checker.check(_read(options.file))
+    out = sys.stdout
+    for problem in report_.problems:
+        where = f"line {problem.number}: " if problem.number else ""
+        out.write(f"PROBLEM {problem.kind}: {where}{problem.text}\n")
+    if options.quiet:
+        return 0 if report_.ok else 1
+    for note in report_.notes:
+        out.write(f"note {note.kind}: {note.text}\n")
+    out.write(
+        f"{report_.records} records of {report_.runs} runs in order, {report_.executions} "
+        f"executions, {report_.requests} requests, {report_.waits} waits; "
+        f"{report_.late} late, {report_.repeats} repeats removed, {report_.other} other lines\n"
+    )
+    out.write("the trace is whole and consistent\n" if report_.ok else "the trace is NOT right\n")
+    return 0 if report_.ok else 1
+
+
+def _extract(options: argparse.Namespace) -> int:
+    with _open(options.file) as stream:
+        for raw in reader.extract(stream):
+            sys.stdout.buffer.write(raw + b"\n")
+    sys.stdout.buffer.flush()
+    return 0
+
+
+def _summary(options: argparse.Namespace) -> int:
+    console = Console()
+    for run in _runs(options):
+        summary.show(run, console)
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    for run in _runs(options):
+        for line in explain.explain(run):
+            sys.stdout.write(line + "\n")
+    return 0
+
+
+def _diff(options: argparse.Namespace) -> int:
+    (before, *more), (after, *others) = (
+        views(_read(path), options.run) for path in (options.before, options.file)
+    )
+    if more or others:
+        raise UsageError("more than one run in a file", remedy="name one with --run")
+    lines = list(diff.diff(before, after))
+    for line in lines:
+        sys.stdout.write(line + "\n")
+    sys.stdout.write(diff.timing(before, after) + "\n")
+    return 1 if lines else 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    write = export.chrome if options.format == "chrome" else export.table
+    write(_runs(options), sys.stdout)
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    trace = _read(options.file)
+    sys.stdout.write(report.page(views(trace, options.run), checker.check(trace)))
+    return 0
+
+
+def _schema(_options: argparse.Namespace) -> int:
+    sys.stdout.write(schema_text())
+    return 0
+
+
+def schema_text() -> str:
+    """The JSON Schema of a line, as shipped in `trace-schema.json`."""
+    return msgspec.json.format(msgspec.json.encode(records.schema())).decode() + "\n"
+
+
+def _runs(options: argparse.Namespace) -> list[RunView]:
+    return views(_read(options.file), options.run)
+
+
+def _read(path: str) -> reader.Trace:
+    with _open(path) as stream:
+        return reader.read(stream)
+
+
+def _open(path: str) -> reader.Stream:
+    try:
+        return reader.open_stream(path)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+
+
+COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
+    "check": (_check, "prove that a trace is whole and consistent; exit code 1 when it is not"),
+    "extract": (_extract, "print only the records of mixed output"),
+    "summary": (_summary, "tables: compiles by kernel, the slowest, executions that waited"),
+    "explain": (_explain, "each stall in words: who waited, on what, asked for by whom, why"),
+    "diff": (_diff, "compare keys and counts of two traces; exit code 1 when they differ"),
+    "export": (_export, "for other tools: Chrome trace JSON (Perfetto reads it), or CSV"),
+    "report": (_report, "one HTML page: verdict, timeline, tables, explanation"),
+    "schema": (_schema, "the JSON Schema of a trace line"),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
