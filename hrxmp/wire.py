@@ -23,6 +23,7 @@ from hrxmp.messages import MAX_BODY_BYTES, MAX_MESSAGE_BYTES, PROTOCOL, Body, En
 
 T = TypeVar("T")
 HIGH_WATER = 10_000
+_BAD_AT_ONCE = 256
 IPC_PATH_MAX = zmq.IPC_PATH_MAX_LEN
 
 
@@ -90,8 +91,11 @@ class Link(Generic[T]):
         return True
 
     def receive(self) -> Received[T] | None:
-        """The next good message that is already here, or None. Never blocks."""
-        while True:
+        """The next good message that is already here, or None. Never blocks.
+
+        After some bad ones it is None too, so that a flood of them does not hold the caller up.
+        """
+        for _ in range(_BAD_AT_ONCE):
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -100,6 +104,7 @@ class Link(Generic[T]):
             message = self._open(peer, frames)
             if message is not None:
                 return message
+        return None
 
     def poll(self, timeout_ms: int) -> bool:
         """Wait at most `timeout_ms` for something to receive."""

@@ -64,6 +64,7 @@ from hrxmp.workers.crew import Crew, Gone
 from hrxmp.workers.sessions import Outgoing, RunTrace, Session, Traces, failed_message
 
 HEARTBEAT_MS = 500
+_AT_ONCE = 256
 LIVENESS = 6
 _GROWN_SHARE = 2
 """A worker that keeps more than this fraction of the job limit after a job is replaced."""
@@ -102,10 +103,14 @@ class Pool:
     # -- the loop's entries -------------------------------------------------------------------
 
     def receive(self) -> None:
-        """Handle everything that has arrived."""
-        while (message := self.requests.receive()) is not None:
+        """Handle what has arrived; of a flood only a part, so that the rest gets its turn."""
+        for _ in range(_AT_ONCE):
+            if (message := self.requests.receive()) is None:
+                break
             self._from_executor(message)
-        while (reply := self.work.receive()) is not None:
+        for _ in range(_AT_ONCE):
+            if (reply := self.work.receive()) is None:
+                break
             self._from_worker(reply)
 
     def tick(self) -> None:

@@ -137,7 +137,8 @@ def test_a_key_that_is_not_the_digest_gets_no_job() -> None:
         client.close()
 
 
-def test_a_flood_leaves_status_and_others_in_time() -> None:
+@pytest.mark.parametrize("kind", ["good", "bad"])
+def test_a_flood_leaves_status_and_others_in_time(kind: str) -> None:
     with running_pool() as pool:
         stop = threading.Event()
 
@@ -145,6 +146,7 @@ def test_a_flood_leaves_status_and_others_in_time() -> None:
             with peer(pool.endpoint) as evil:
                 evil.send_multipart([envelope(), body(hello())])
                 frames = [envelope(), body({"kind": "heartbeat", "state": "x" * 200})]
+                frames = frames if kind == "good" else [b"garbage"] * 3
                 while not stop.is_set():
                     evil.send_multipart(frames)
 
