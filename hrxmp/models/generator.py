@@ -23,7 +23,7 @@ from hrxmp.models.llama import KvCache, LlamaConfig, LlamaWeights, build_graph, 
 from hrxmp.models.sampling import Sampler
 
 if TYPE_CHECKING:
-    from hrxmp.executor.engine import Executor, Result
+    from hrxmp import Execution, Executor
 
 DEFAULT_UBATCH: Final = 512
 SMALLEST_CAPACITY: Final = 2048
@@ -59,7 +59,7 @@ class LlamaModel:
         self.context = context
         self.ubatch = ubatch
         self.length = 0
-        self.on_execution: Callable[[Result], None] | None = None
+        self.on_execution: Callable[[Execution], None] | None = None
         self._weights = weights
         self._cache = cache
         self._graphs: OrderedDict[tuple[int, bool], Graph] = OrderedDict()

@@ -202,7 +202,7 @@ def _type_name(type_id: int) -> str:
     from gguf.constants import GGMLQuantizationType  # only to name what is refused: 30 ms
 
     try:
-        return GGMLQuantizationType(type_id).name
+        return str(GGMLQuantizationType(type_id).name)
     except ValueError:
         return f"{type_id} (unknown)"
 

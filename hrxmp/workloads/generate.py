@@ -25,7 +25,7 @@ from hrxmp.models.sampling import Sampler, SamplingParams
 from hrxmp.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from hrxmp.executor.engine import Executor, Result
+    from hrxmp import Execution, Executor
 
 _NO_LIMIT: Final = -1
 
@@ -40,7 +40,7 @@ class Times(msgspec.Struct, kw_only=True):
     compiles: int = 0
     wait_ns: int = 0
 
-    def add(self, execution: Result) -> None:
+    def add(self, execution: Execution) -> None:
         """Add one execution's counts."""
         self.compiles += execution.counts.compiles
         self.wait_ns += execution.counts.wait_ns

@@ -77,7 +77,7 @@ def test_lists_pairs_and_ranges(flags: str, expected: list[str]) -> None:
 
 
 def test_all_settings_are_combined() -> None:
-    tests = parse(*"-m a,b -n 0 -b 64,128 -ub 32,256 -ctk f32,f16".split())
+    tests = parse(*["-m", "a,b", "-n", "0", "-b", "64,128", "-ub", "32,256", "-ctk", "f32,f16"])
     assert len(tests) == 2 * 2 * 2 * 2
     assert {(t.n_batch, t.n_ubatch) for t in tests} == {(64, 32), (64, 64), (128, 32), (128, 128)}
 
