@@ -22,13 +22,13 @@ from hrxmp.clock import HybridLogicalClock, mono_ns
 from hrxmp.identity import new_identity, new_run_id
 from hrxmp.kernels.store import open_store
 from hrxmp.messages import FromWorker, ToPool
+from hrxmp.scratch import ScratchFolder
 from hrxmp.settings import Settings
 from hrxmp.workers.actions import Limits
 from hrxmp.workers.broker import Broker
 from hrxmp.workers.capacity import usable_cores
 from hrxmp.workers.crew import Crew
 from hrxmp.workers.pool import HEARTBEAT_MS, Pool
-from hrxmp.scratch import ScratchFolder
 from hrxmp.workers.sessions import Traces
 
 DRAIN_S = 10.0
