@@ -46,6 +46,8 @@ class RunBegin(Record, frozen=True, kw_only=True, tag="run-begin"):
     """What the counts cover: `requests`, `driver-load`, `driver-first-launch`."""
     cold: list[str]
     """Cache layers that were empty or off at the start, e.g. `store`, `driver-cache`."""
+    components: dict[str, Param] = {}
+    """What every kernel key of the run has in common: device, driver, options, sanitizer."""
 
 
 class RunEnd(Record, frozen=True, kw_only=True, tag="run-end"):
@@ -72,6 +74,8 @@ class CompileRequested(Record, frozen=True, kw_only=True, tag="compile-request")
     key: str
     params: dict[str, Param]
     local_size: list[int]
+    source: str = ""
+    """SHA-256 of the kernel's source, a component of the key."""
     via: str
     """`compile`, `in_flight`, `disk`, `quarantine`."""
     why: str

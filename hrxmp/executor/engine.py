@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic_ns
 from typing import Any
@@ -123,13 +123,19 @@ class Executor:
 
         `raw` holds ggml's bytes (uint8) of `shape`, numpy order; it is read in pieces.
         """
+        storage = self.weight_storage(name, dtype, shape)
+        if len(shape) == 2:
+            raw = pack(storage.layout, dtype, shape[0], shape[1], raw)
+        self._memory.upload(storage, raw)
+        return storage
+
+    def weight_storage(self, name: str, dtype: DType, shape: tuple[int, ...]) -> Storage:
+        """The handle of a weight as `upload_weight` would make it, without memory."""
         if len(shape) != 2:
-            return self.upload(raw, name)
+            return Storage(dtype.row_bytes(math.prod(shape)), name)
         n, k = shape
         layout = dispatch.weight_layout(self._device.traits, dtype, n, k)
-        storage = Storage(packed_bytes(layout, dtype, n, k), name, layout)
-        self._memory.upload(storage, pack(layout, dtype, n, k, raw))
-        return storage
+        return Storage(packed_bytes(layout, dtype, n, k), name, layout)
 
     # -- warmth ------------------------------------------------------------------------------
 

@@ -158,6 +158,11 @@ class Jit:
                 self._compiler.settle(request.request)
                 del self._requests[key]
 
+    def forget(self) -> None:
+        """Forget every loaded kernel: the next execution takes it from the store, or compiles."""
+        self._requests = {key: r for key, r in self._requests.items() if not r.loaded}
+        self._table.clear()
+
     # -- asking ------------------------------------------------------------------------------
 
     def _ask_anew(self, wanted: Wanted, cause: Cause) -> None:
@@ -277,8 +282,9 @@ class Jit:
         self._tracer.emit(
             records.CompileRequested, exec_id=exec_id, request=request, kernel=wanted.kernel,
             key=wanted.key, params=dict(wanted.variant.params),
-            local_size=list(wanted.variant.local_size), via=via, why=reason.why,
-            near=reason.near, differs=list(reason.differs), prefetch=exec_id is None,
+            local_size=list(wanted.variant.local_size), source=wanted.components.source, via=via,
+            why=reason.why, near=reason.near, differs=list(reason.differs),
+            prefetch=exec_id is None,
         )  # fmt: skip
 
     def _emit(

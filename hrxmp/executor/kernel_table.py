@@ -59,6 +59,11 @@ class KernelTable:
         compiled = slowest > _SLOW_NS and slowest > _SLOW_SHARE * compile_ns
         return LoadReport(load_ns=loaded.load_ns, launch_ns=launch_ns, driver_compiled=compiled)
 
+    def clear(self) -> None:
+        """Forget all kernels; those that prepared programs hold live on."""
+        self._loaded.clear()
+        self._spare.clear()
+
     def new_kernel(self, key: str) -> cl.Kernel:
         """A kernel object whose arguments are nobody else's."""
         spare = self._spare.pop(key, None)

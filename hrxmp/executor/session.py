@@ -25,6 +25,7 @@ from hrxmp.executor.local_compiler import LocalCompiler
 from hrxmp.executor.pool_compiler import PoolCompiler
 from hrxmp.executor.reasons import Reasons, Storms
 from hrxmp.identity import Identity, new_identity, new_run_id
+from hrxmp.kernels import build
 from hrxmp.kernels.device import Device, open_device
 from hrxmp.kernels.loader import prepare_loader
 from hrxmp.kernels.store import Store, open_store
@@ -134,6 +135,7 @@ class Session:
             records.RunBegin, host=platform.node(), device=info.name, platform=info.platform,
             driver=info.driver, device_uuid=info.uuid, versions=_versions(), options=options,
             watched=["requests", "driver-load", "driver-first-launch"], cold=cold,
+            components=build.shared_components(device, self.settings.sanitizer),
         )  # fmt: skip
 
 

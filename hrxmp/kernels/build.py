@@ -8,7 +8,7 @@ kernel creation or first launch is forced here. Nothing is kept on disk; the sto
 from __future__ import annotations
 
 from time import monotonic_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,7 +16,7 @@ from hrxmp.errors import CompileRejectedError, CompileSetupError, DeviceError
 from hrxmp.kernels import catalog
 from hrxmp.kernels.definition import KernelDefinition
 from hrxmp.kernels.device import Device
-from hrxmp.kernels.keys import KeyComponents, Variant
+from hrxmp.kernels.keys import KeyComponents, Param, Variant
 from hrxmp.kernels.loader import opencl
 
 if TYPE_CHECKING:
@@ -87,19 +87,29 @@ def components(
 ) -> KeyComponents:
     """Everything that can change the binary of `variant` on `device`."""
     definition = _checked_definition(variant)
-    platform, name, compute_units, driver = device.key_fields()
+    shared: dict[str, Any] = shared_components(device, sanitizer, extra_options)
     return KeyComponents(
         source=catalog.source_digest(definition),
         entry_point=definition.entry_point,
         params=variant.params,
         local_size=variant.local_size,
-        build_options=f"{_OPTIONS} {extra_options}".strip(),
-        sanitizer=sanitizer,
-        platform=platform,
-        device=name,
-        compute_units=compute_units,
-        driver=driver,
+        **shared,
     )
+
+
+def shared_components(
+    device: Device, sanitizer: str = "", extra_options: str = ""
+) -> dict[str, Param]:
+    """The components that every key on `device` has in common, by name."""
+    platform, name, compute_units, driver = device.key_fields()
+    return {
+        "build_options": f"{_OPTIONS} {extra_options}".strip(),
+        "sanitizer": sanitizer,
+        "platform": platform,
+        "device": name,
+        "compute_units": compute_units,
+        "driver": driver,
+    }
 
 
 def check_sanitizer(sanitizer: str) -> None:
