@@ -77,14 +77,14 @@ class _Run:
         self.begun: dict[int, Line] = {}
         self.ended: dict[int, Line] = {}
         self.requested: dict[int, Line] = {}
-        self.compile_begins: dict[tuple[int, int], Line] = {}
-        self.compile_ends: dict[tuple[int, int], Line] = {}
+        self.compiles: list[tuple[Line | None, Line | None]] = []
         self.last_end: dict[int, Line] = {}
         self.waits: list[tuple[Line, Line | None]] = []
         self._via: dict[int | None, list[str]] = defaultdict(list)
         self._wait_ends: dict[int | None, list[WaitEnd]] = defaultdict(list)
         self._loads: dict[int | None, list[KernelLoad]] = defaultdict(list)
         self.run_end: RunEnd | None = None
+        self._compiling: dict[tuple[int, int], list[int]] = defaultdict(list)
         self._waiting: dict[tuple[int | None, int], int] = {}
 
     def check(self) -> None:
@@ -151,10 +151,9 @@ class _Run:
                 self._once(self.requested, record.request, line, "compile-request")
                 self._via[record.exec_id].append(record.via)
             case CompileBegin():
-                self.compile_begins[record.request, record.attempt] = line
+                self._compile_begin(record, line)
             case CompileEnd():
-                self.compile_ends[record.request, record.attempt] = line
-                self.last_end[record.request] = line
+                self._compile_end(record, line)
             case WaitBegin():
                 self._waiting[record.exec_id, record.request] = len(self.waits)
                 self.waits.append((line, None))
@@ -169,6 +168,25 @@ class _Run:
         if key in index:
             self._problem("twice", f"second {name} of {key}", line)
         index[key] = line
+
+    def _compile_begin(self, record: CompileBegin, line: Line) -> None:
+        """A pool that was restarted begins the same attempt again, before the aggregator closes
+        what its predecessor had open."""
+        open_ones = self._compiling[record.request, record.attempt]
+        if open_ones and not self.torn:
+            name = f"compile-begin of request {record.request} attempt {record.attempt}"
+            self._problem("twice", f"second {name} before its end", line)
+        open_ones.append(len(self.compiles))
+        self.compiles.append((line, None))
+
+    def _compile_end(self, record: CompileEnd, line: Line) -> None:
+        self.last_end[record.request] = line
+        open_ones = self._compiling[record.request, record.attempt]
+        if open_ones:
+            at = open_ones.pop(0 if record.synthetic else -1)
+            self.compiles[at] = (self.compiles[at][0], line)
+        else:
+            self.compiles.append((None, line))
 
     def _wait_end(self, record: WaitEnd, line: Line) -> None:
         at = self._waiting.pop((record.exec_id, record.request), None)
@@ -188,32 +206,29 @@ class _Run:
         for exec_id, line in self.ended.items():
             if exec_id not in self.begun:
                 self._missing(f"graph-begin of execution {exec_id}", line)
-        for (request, attempt), line in self.compile_begins.items():
-            end = self.compile_ends.get((request, attempt))
-            name = f"request {request} attempt {attempt}"
-            self._before(line, end, f"compile-end of {name}")
-            asked = self.requested.get(request)
-            if asked is None:
-                self._missing(f"compile-request of {name}", line)
-            else:
-                self._before(asked, line, f"compile-begin of {name}")
-                self._same_exec(asked, line)
-        for (request, attempt), line in self.compile_ends.items():
-            self._compile_end(request, attempt, line)
+        for begin, end in self.compiles:
+            self._compile(begin, end)
         for request, line in self.requested.items():
             self._asked(request, line)
 
-    def _compile_end(self, request: int, attempt: int, line: Line) -> None:
-        record = line.record
-        if not isinstance(record, CompileEnd):
+    def _compile(self, begin: Line | None, end: Line | None) -> None:
+        """Request before begin before end, for the same execution."""
+        record = (begin or end).record  # type: ignore[union-attr]
+        if not isinstance(record, CompileBegin | CompileEnd):
             return
-        begun = (request, attempt) in self.compile_begins
-        if record.compiler_started and not begun and not record.synthetic:
-            self._missing(f"compile-begin of request {request} attempt {attempt}", line)
-        asked = self.requested.get(request)
-        if asked is not None:
-            self._before(asked, line, f"compile-end of request {request}")
-            self._same_exec(asked, line)
+        name = f"request {record.request} attempt {record.attempt}"
+        if begin is not None:
+            self._before(begin, end, f"compile-end of {name}")
+        elif isinstance(record, CompileEnd) and record.compiler_started and not record.synthetic:
+            self._missing(f"compile-begin of {name}", end)
+        asked = self.requested.get(record.request)
+        if asked is None:
+            self._missing(f"compile-request of {name}", begin or end)
+            return
+        for line in (begin, end):
+            if line is not None:
+                self._before(asked, line, f"{name}: {line.record.__struct_config__.tag}")
+                self._same_exec(asked, line)
 
     def _asked(self, request: int, line: Line) -> None:
         """A request belongs into its execution, and one that is compiled has its end."""
