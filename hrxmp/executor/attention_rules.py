@@ -5,7 +5,7 @@ Where queries, keys and values lie side by side, one launch rotates both and sto
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -74,6 +74,7 @@ def _beside(low: Lowering, first: Tensor, other: Tensor, offset: int) -> bool:
 
 
 def _emit_rope_set_rows(low: Lowering, node: Tensor, stored: RopeRows) -> None:
+    """Rotate and store in one launch; for one row, the attention that reads it comes along."""
     x, positions, *factors = node.sources
     place, cache = low.builder.place(x), stored.set_k
     operands = {"qkv": place, "positions": index(low, positions)}
@@ -81,14 +82,30 @@ def _emit_rope_set_rows(low: Lowering, node: Tensor, stored: RopeRows) -> None:
         operands["factors"] = whole(low, factors[0])
     operands["k_cache"] = low.builder.place(stored.set_k.sources[0])
     operands["v_cache"] = low.builder.place(stored.set_v.sources[0])
-    launch = dispatch.rope_set_rows(
-        low.traits, head_dim=x.shape[2], n_heads=x.shape[1], n_kv_heads=stored.rope_k.shape[1],
-        m=x.shape[0], kv_dtype=cache.dtype, kv_capacity=cache.shape[0], factors=bool(factors),
-        stride=place.strides[0] // 4, offset=place.offset // 4, **node.params,
-    )  # fmt: skip
-    low.builder.emit(node, launch, **operands)
-    low.builder.put(node, place)
+    shape: dict[str, Any] = {
+        "head_dim": x.shape[2], "n_heads": x.shape[1], "n_kv_heads": stored.rope_k.shape[1],
+        "m": x.shape[0], "kv_dtype": cache.dtype, "kv_capacity": cache.shape[0],
+        "factors": bool(factors), "offset": place.offset // 4, **node.params,
+    }  # fmt: skip
+    attention = _attention_of_row(low, node, stored)
     low.finish(stored.rope_k, stored.set_k, stored.set_v)
+    if attention is None:
+        launch = dispatch.rope_set_rows(low.traits, stride=place.strides[0] // 4, **shape)
+        low.builder.emit(node, launch, **operands)
+        low.builder.put(node, place)
+        return
+    launch = dispatch.rope_flash_attn(low.traits, scale=attention.params["scale"], **shape)
+    low.builder.emit(attention, launch, **operands, y=low.builder.new(attention))
+    low.finish(attention)
+
+
+def _attention_of_row(low: Lowering, node: Tensor, stored: RopeRows) -> Tensor | None:
+    """The attention that reads the rotated queries and the stored rows, where it can do both."""
+    attention = low.only_reader(node, "flash_attn")
+    expected = (node, stored.set_k, stored.set_v, node.sources[1])
+    if attention is None or attention.sources != expected:
+        return None
+    return attention if dispatch.fuses_rope(low.traits, node.shape[0]) else None
 
 
 def flash_attn(low: Lowering, node: Tensor) -> None:

@@ -6,7 +6,7 @@ touches a device.
 
 from __future__ import annotations
 
-from hrxmp.kernels.attention import flash_attn, rope_set_rows
+from hrxmp.kernels.attention import flash_attn, fuses_rope, rope_flash_attn, rope_set_rows
 from hrxmp.kernels.elementwise_ops import binary, cpy, scale, silu, swiglu
 from hrxmp.kernels.mul_mat import (
     MAX_WEIGHTS,
@@ -16,6 +16,7 @@ from hrxmp.kernels.mul_mat import (
     mul_mat,
     weight_layout,
 )
+from hrxmp.kernels.nvidia import mixes
 from hrxmp.kernels.row_ops import argmax, get_rows, rms_norm, rope, set_rows, soft_max
 from hrxmp.kernels.view import View
 
@@ -29,10 +30,13 @@ __all__ = [
     "cpy",
     "flash_attn",
     "fuses_norm",
+    "fuses_rope",
     "get_rows",
+    "mixes",
     "mul_mat",
     "rms_norm",
     "rope",
+    "rope_flash_attn",
     "rope_set_rows",
     "scale",
     "set_rows",
