@@ -191,6 +191,11 @@ class Executor:
                 self._jit.need(key, cause)
         return Compiled(counts=cause.counts, failed=tuple(failed))
 
+    @property
+    def stores(self) -> bool:
+        """Whether compiled kernels are kept on disk."""
+        return self._jit.stores
+
     def forget_kernels(self) -> None:
         """Forget prepared programs and loaded kernels: the next execution starts from the store."""
         self._prepared.clear()

@@ -112,6 +112,11 @@ class Jit:
         """Whether kernels are compiled elsewhere while the executor goes on."""
         return not self._compiler.synchronous
 
+    @property
+    def stores(self) -> bool:
+        """Whether there is a store that keeps what is compiled."""
+        return self._reasons.stores
+
     def ask(self, wanted: Iterable[Wanted], cause: Cause) -> None:
         """Ask for every kernel that is not in memory; returns without waiting.
 

@@ -80,6 +80,11 @@ class Reasons:
         self._tracer = tracer
         self._used: dict[str, KeyComponents] = {}
 
+    @property
+    def stores(self) -> bool:
+        """Whether there is a store to write to."""
+        return self._store.folder is not None
+
     def look_up(self, key: str, components: KeyComponents) -> tuple[StoreEntry | None, Reason]:
         """The stored entry, or None and why."""
         found = self._store.get(key, components)

@@ -83,15 +83,15 @@ def _why_not(
         return error.message
     if here.digest() == record.key:
         return ""
-    there = _components(record, shared)
+    there = components(record, shared)
     if there is None or there.digest() != record.key:
         return "the key differs here, and the trace does not say its components"
     changes = differences(there, here)
     return "; ".join(f"{d.component} was {d.before!r}, is {d.after!r} here" for d in changes)
 
 
-def _components(record: CompileRequested, shared: Mapping[str, Param]) -> KeyComponents | None:
-    """The components of the trace's key, put together again from its records."""
+def components(record: CompileRequested, shared: Mapping[str, Param]) -> KeyComponents | None:
+    """The components of a traced key, put together again from the request and its run-begin."""
     own: dict[str, Any] = {
         "source": record.source,
         "entry_point": catalog.get(record.kernel).entry_point,

@@ -49,6 +49,8 @@ def main(args: argparse.Namespace, executor: Executor) -> int:
     """Warm up and verify; 1 when something is missing. Raises HrxmpError."""
     if bool(args.model) == bool(args.from_trace):
         raise UsageError("warm needs a model (-m MODEL) or a trace (--from-trace FILE)")
+    if not executor.stores:
+        raise UsageError("warm needs a kernel store", remedy="leave --cache, or name a folder")
     refused: list[Refused] = []
     if args.from_trace:
         variants, refused = needed(args.from_trace, executor.components)

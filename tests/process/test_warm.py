@@ -1,0 +1,191 @@
+"""Warm-up on real runs: then nothing compiles, and what a missing entry or another key says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hrxmp import records
+from hrxmp.aggregator.check import check
+from hrxmp.workloads.needed import components
+from tests.model_files import smollm2, write_tiny
+from tests.process.run_process import DEVICES, Finished, hrxmp_run, usable_forms
+
+FORBID = {"HRXMP_ON_COMPILE": "error", "HRXMP_TRACE_COMPILE": "1"}
+MIXED = ["-p", "1,2,5,9,64,100", "-n", "3", "-ub", "64", "-r", "1", "--no-warmup", "-o", "json"]
+
+
+class Warmed:
+    """A store that `warm` filled for one device."""
+
+    def __init__(self, folder: Path, model: Path, device: str) -> None:
+        self.folder, self.model, self.device = folder, model, device
+        self.store = folder / "store"
+        self.done = self.warm("-m", model, cache=self.store)
+
+    def warm(self, *args: str | Path, cache: Path) -> Finished:
+        args = ("--trace", "warm", "-ub", "64", "-o", "json", *args)
+        return hrxmp_run(*args, cache=cache, device=self.device)
+
+    def bench(self, *args: str, cache: Path | None = None, **environ: str) -> Finished:
+        return hrxmp_run(
+            "bench", "-m", self.model, *(args or MIXED),
+            cache=cache or self.store, device=self.device, environ={**FORBID, **environ},
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=list(DEVICES))
+def warmed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Warmed:
+    if request.param not in usable_forms():
+        pytest.skip(f"no {request.param} device works here")
+    folder = tmp_path_factory.mktemp("warm")
+    return Warmed(folder, write_tiny(folder / "tiny.gguf"), DEVICES[request.param])
+
+
+def test_warm_compiles_everything_and_proves_it(warmed: Warmed) -> None:
+    done = warmed.done
+    assert done.code == 0, done.stderr[-2000:]
+    summary = json.loads(done.stdout)
+    assert summary["compiled"] == summary["kernels"] == summary["verified"] > 10
+    assert summary["ok"] and not (summary["failed"] or summary["missing"])
+    assert check(done.trace).problems == []
+    again = json.loads(warmed.warm("-m", warmed.model, cache=warmed.store).stdout)
+    assert (again["compiled"], again["stored"]) == (0, summary["kernels"])
+
+
+def test_any_prompt_length_runs_under_error(warmed: Warmed) -> None:
+    """X28: from the first execution on, prefill and decode compile nothing."""
+    done = warmed.bench("-p", "1,2,5,9,64,100", *MIXED[2:], HRXMP_WARM_AFTER="0")
+    assert done.code == 0, done.said
+    ends = done.records(records.GraphEnd)
+    assert len(ends) > 9
+    assert {(e.compiles, e.joins, e.driver_compiles, e.failures, e.waits) for e in ends} == {
+        (0, 0, 0, 0, 0)
+    }
+    assert sum(e.disk_hits for e in ends) == sum(e.requests for e in ends) > 10
+    assert not done.records(records.CompileBegin)
+    assert {row["cache_state"] for row in json.loads(done.stdout)} == {"warm"}
+
+
+def test_generate_is_guarded_from_its_first_execution(warmed: Warmed) -> None:
+    args = ("generate", "-m", warmed.model, "-p", "abc", "-n", "4", "--temp", "0", "--ids")
+    args += ("-ub", "64", "--ignore-eos")
+    done = hrxmp_run(*args, cache=warmed.store, device=warmed.device, environ=FORBID)
+    assert done.code == 0, done.said
+    assert not done.records(records.CompileBegin) and len(json.loads(done.stdout)) == 4
+    cold = hrxmp_run(*args, cache=warmed.folder / "empty", device=warmed.device, environ=FORBID)
+    assert cold.code == 1
+    assert any("compile-forbidden" in line and "first use" in line for line in cold.said)
+
+
+def test_a_missing_entry_is_named(warmed: Warmed) -> None:
+    """X29: under `error` the run fails and says key, nearest key and difference; `warn` goes on."""
+    asked = [r for r in warmed.done.records(records.CompileRequested) if r.via == "compile"]
+    gone = next(r for r in asked if r.kernel == "mul_mat_tile")
+    entry = warmed.store / f"{gone.key}.hrxk"
+    kept = entry.read_bytes()
+    entry.unlink()
+    try:
+        failed = warmed.bench("-p", "64", *MIXED[2:])
+        assert failed.code == 1
+        (record,) = failed.records(records.Guard)
+        assert (record.key, record.action, record.why) == (gone.key, "error", "differs")
+        assert record.near and all(d.component.startswith("params.") for d in record.differs)
+        assert any(record.key[:16] in line and record.near[:16] in line for line in failed.said)
+        assert failed.records(records.GraphEnd)[-1].outcome == "failed"
+        assert not failed.records(records.CompileBegin) and not entry.exists()
+        warned = warmed.bench("-p", "64", *MIXED[2:], HRXMP_ON_COMPILE="warn")
+        assert warned.code == 0
+        lines = [line for line in warned.said if "after warm-up" in line]
+        assert len(lines) == 1 and gone.key[:16] in lines[0]
+        assert [r.key for r in warned.records(records.Guard)] == [gone.key]
+        assert entry.exists()  # compiled anew
+    finally:
+        entry.write_bytes(kept)
+        entry.chmod(0o600)
+
+
+def test_a_trace_is_a_warm_up_list(warmed: Warmed, tmp_path: Path) -> None:
+    """X31: what a traced run needed is compiled into an empty store; the same run compiles none."""
+    first = warmed.bench(cache=tmp_path / "first", HRXMP_ON_COMPILE="off")
+    assert first.code == 0 and first.records(records.CompileBegin)
+    trace = tmp_path / "trace"
+    trace.write_text("other output\n" + first.stderr)
+    done = warmed.warm("--from-trace", trace, cache=tmp_path / "second")
+    summary = json.loads(done.stdout)
+    assert done.code == 0 and summary["ok"]
+    keys = {r.key for r in first.records(records.CompileRequested)}
+    assert summary["compiled"] == summary["kernels"] == len(keys)
+    again = warmed.bench(cache=tmp_path / "second")
+    assert again.code == 0, again.said
+    assert not again.records(records.CompileBegin)
+    assert {r.key for r in again.records(records.CompileRequested)} == keys
+
+
+@pytest.mark.parametrize(
+    ("component", "before"),
+    [
+        ("driver", "an older one"), ("compute_units", 999), ("build_options", "-cl-fast"),
+        ("device", "another device"), ("platform", "another platform"), ("sanitizer", "value"),
+        ("source", "0" * 64),
+    ],
+)  # fmt: skip
+def test_keys_of_another_world_are_refused(
+    warmed: Warmed, tmp_path: Path, component: str, before: str | int
+) -> None:
+    """A key that this device and version cannot make is refused, and the component is named."""
+    trace = tmp_path / "trace"
+    trace.write_text(_foreign(warmed.done, component, before))
+    done = warmed.warm("--from-trace", trace, cache=tmp_path / "store")
+    summary = json.loads(done.stdout)
+    assert done.code == 1 and not summary["ok"]
+    assert summary["kernels"] == 0 and len(summary["refused"]) == 1
+    text = summary["refused"][0]
+    assert f"{component} was {str(before)!r}, is " in text and "; " not in text
+    assert not done.records(records.CompileBegin)
+
+
+def _foreign(done: Finished, component: str, before: str | int) -> str:
+    """run-begin and one request of a trace, as a run with another component would have them."""
+    begin = done.records(records.RunBegin)[0]
+    request = done.records(records.CompileRequested)[0]
+    lines = {line.record.seq: json.loads(line.raw) for line in done.trace.lines}
+    first, second = lines[begin.seq], lines[request.seq]
+    (second if component == "source" else first["components"])[component] = before
+    shared = first["components"]
+    request = msgspec.structs.replace(request, source=second["source"])
+    made = components(request, shared)
+    assert made is not None
+    second["key"] = made.digest()
+    return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in (first, second))
+
+
+def test_bad_command_lines_are_refused(tmp_path: Path) -> None:
+    neither = hrxmp_run("warm", cache=tmp_path / "store")
+    assert neither.code == 2 and "-m MODEL" in neither.stderr
+    absent = hrxmp_run("warm", "--from-trace", tmp_path / "absent", cache=tmp_path / "store")
+    assert absent.code == 2 and "cannot be read" in absent.stderr
+    empty = tmp_path / "empty"
+    empty.write_text("nothing of ours\n")
+    none = hrxmp_run("warm", "--from-trace", empty, cache=tmp_path / "store")
+    assert none.code == 2 and "no compile-request" in none.stderr
+
+
+def test_warm_needs_a_store(tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "tiny.gguf")
+    off = hrxmp_run("warm", "-m", model, cache="off")
+    assert off.code == 2 and "store" in off.stderr
+
+
+@pytest.mark.model
+def test_the_real_model_is_warm_for_every_length(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    done = hrxmp_run("warm", "-m", smollm2(), "-o", "json", cache=store)
+    assert done.code == 0 and json.loads(done.stdout)["ok"], done.stderr[-2000:]
+    args = ("bench", "-m", smollm2(), "-p", "1,2,33,100,600", "-n", "4", "-r", "1", "--no-warmup")
+    ran = hrxmp_run(*args, cache=store, environ=FORBID)
+    assert ran.code == 0, ran.said
+    assert not ran.records(records.CompileBegin)
