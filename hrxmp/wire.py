@@ -146,10 +146,13 @@ def router(
     check_endpoint(endpoint, curve_dir)
     socket = _socket(context, zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    if endpoint.startswith("tcp://"):
-        public, secret = zmq.auth.load_certificate(Path(curve_dir) / "server.key_secret")
-        socket.curve_publickey, socket.curve_secretkey, socket.curve_server = public, secret, True
-    _bind(socket, endpoint)
+    try:
+        if endpoint.startswith("tcp://"):
+            _serve_curve(socket, Path(curve_dir))
+        _bind(socket, endpoint)
+    except BaseException:
+        socket.close(0)
+        raise
     return socket
 
 
@@ -169,12 +172,13 @@ def dealer(
     socket.setsockopt(zmq.RECONNECT_IVL, 20)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
     socket.setsockopt(zmq.IMMEDIATE, int(immediate))
-    if endpoint.startswith("tcp://"):
-        server, _ = zmq.auth.load_certificate(Path(curve_dir) / "server.key")
-        public, secret = zmq.auth.load_certificate(Path(curve_dir) / "client.key_secret")
-        socket.curve_serverkey = server
-        socket.curve_publickey, socket.curve_secretkey = public, secret
-    socket.connect(endpoint)
+    try:
+        if endpoint.startswith("tcp://"):
+            _use_curve(socket, Path(curve_dir))
+        socket.connect(endpoint)
+    except BaseException:
+        socket.close(0)
+        raise
     return socket
 
 
@@ -207,6 +211,26 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[by
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
     return socket
+
+
+def _serve_curve(socket: zmq.Socket[bytes], folder: Path) -> None:
+    public, secret = _certificate(folder / "server.key_secret")
+    socket.curve_publickey, socket.curve_secretkey, socket.curve_server = public, secret, True
+
+
+def _use_curve(socket: zmq.Socket[bytes], folder: Path) -> None:
+    socket.curve_serverkey, _ = _certificate(folder / "server.key")
+    socket.curve_publickey, socket.curve_secretkey = _certificate(folder / "client.key_secret")
+
+
+def _certificate(path: Path) -> tuple[bytes, bytes | None]:
+    """Public and secret key of a file; UsageError when it is not there or is none."""
+    try:
+        return zmq.auth.load_certificate(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path}: no usable CURVE key", remedy="make keys with `hrxmp-run keygen`"
+        ) from error
 
 
 def _bind(socket: zmq.Socket[bytes], endpoint: str) -> None:

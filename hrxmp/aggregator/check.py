@@ -56,6 +56,8 @@ def check(trace: Trace) -> Report:
         repeats=trace.repeats,
         late=sum(line.late for line in trace.lines),
     )
+    if not trace.lines:
+        report.problems.append(Problem("empty", "there are no records"))
     by_run: dict[str, list[Line]] = defaultdict(list)
     for line in trace.lines:
         by_run[line.record.run_id].append(line)

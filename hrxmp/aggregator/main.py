@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from hrxmp import lifecycle, wire
 from hrxmp.aggregator.merge import Merge
 from hrxmp.aggregator.processes import Processes
-from hrxmp.aggregator.service import Service
 from hrxmp.aggregator.sessions import Reply, Sessions
 from hrxmp.aggregator.sink import Sink
 from hrxmp.clock import HybridLogicalClock, mono_ns, wall_ns
@@ -23,6 +22,7 @@ from hrxmp.delivery import host_id
 from hrxmp.errors import HrxmpError
 from hrxmp.identity import Identity, new_identity
 from hrxmp.messages import Body, Shutdown, StatusReply, StatusRequest, ToAggregator
+from hrxmp.notify import Service
 from hrxmp.settings import Settings
 
 RECEIVES = 64
