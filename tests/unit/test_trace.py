@@ -1,0 +1,183 @@
+"""The tracer without an aggregator: stamps, numbers, bounds, and what it does to nobody."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from hrxmp import delivery, trace
+from hrxmp.clock import HybridLogicalClock, mono_ns
+from hrxmp.identity import new_identity
+from hrxmp.messages import Records
+from hrxmp.records import OPENING, Annotation, AnyRecord, GraphBegin, GraphEnd, Lost
+from hrxmp.settings import Settings
+from hrxmp.spool import Backlog
+
+decode = msgspec.json.Decoder(AnyRecord).decode
+
+
+@pytest.fixture
+def tracer(tmp_path: Path) -> Iterator[trace.Tracer]:
+    """A tracer whose delivery was not started: nothing is fetched behind the test's back."""
+    made = trace.Tracer(
+        new_identity("r", "executor"), HybridLogicalClock(), f"ipc://{tmp_path}/x", Settings(),
+        mono_ns(), pending_bytes=20_000,
+    )  # fmt: skip
+    yield made
+    made.close()
+
+
+def taken(tracer: trace.Tracer) -> list[Any]:
+    """What is pending, decoded."""
+    return [decode(b"{" + line) for _wall, _counter, line in tracer.take().items]
+
+
+def test_off_is_none_and_touches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def poisoned(*_args: Any) -> None:
+        raise AssertionError("tracing is off")
+
+    for name in ("mono_ns", "wall_ns", "_encode", "Delivery"):
+        monkeypatch.setattr(trace, name, poisoned)
+    identity = new_identity("r", "executor")
+    opened = trace.open_tracer(Settings(), identity, HybridLogicalClock(), "ipc:///nowhere", 0)
+    assert opened is None
+
+
+def test_records_are_stamped_and_numbered(tracer: trace.Tracer) -> None:
+    for number in range(5):
+        tracer.emit(GraphBegin, exec_id=number, uid=1, nodes=number)
+    batch = tracer.take()
+    records = [decode(b"{" + line) for _w, _c, line in batch.items]
+    assert [record.seq for record in records] == list(range(5))
+    assert [record.exec_id for record in records] == list(range(5))
+    clocks = [(wall, counter) for wall, counter, _line in batch.items]
+    assert clocks == sorted(set(clocks))
+    assert batch.mark > clocks[-1]
+    times = [record.t_ns for record in records]
+    assert times == sorted(times)
+    assert times[0] >= 0
+
+
+def test_threads_share_one_numbering(tracer: trace.Tracer) -> None:
+    def emit() -> None:
+        for _ in range(20):
+            tracer.emit(Annotation, label="x")
+
+    threads = [threading.Thread(target=emit) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    batch = tracer.take()
+    assert [decode(b"{" + line).seq for _w, _c, line in batch.items] == list(range(80))
+    assert batch.items == sorted(batch.items)
+
+
+def test_a_wrong_field_leaves_no_hole(tracer: trace.Tracer) -> None:
+    with pytest.raises(TypeError):
+        tracer.emit(Annotation, wrong=1)
+    tracer.emit(Annotation, label="right")
+    assert [record.seq for record in taken(tracer)] == [0]
+
+
+def test_what_does_not_fit_is_counted_and_said(tracer: trace.Tracer) -> None:
+    for _ in range(300):
+        tracer.emit(Annotation, label="x" * 100)
+    kept = taken(tracer)
+    assert 0 < len(kept) < 300
+    tracer.emit(Annotation, label="again")
+    lost, again = taken(tracer)
+    assert isinstance(lost, Lost)
+    assert (lost.of, lost.first, lost.last) == ("executor", len(kept), 299)
+    assert (lost.seq, again.seq) == (300, 301)
+
+
+def test_a_line_never_is_too_long(tracer: trace.Tracer) -> None:
+    tracer.emit(Annotation, label='\u00e4"\\\n\ud800' * 2000)
+    ((_wall, _counter, line),) = tracer.take().items
+    assert len(OPENING + line) < 3072
+    assert b"\n" not in line
+    assert decode(b"{" + line).label.startswith('\u00e4"\\\n')
+
+
+def test_edges_follow_begin_and_end(tracer: trace.Tracer) -> None:
+    tracer.emit(GraphBegin, exec_id=4, uid=1, nodes=1)
+    tracer.emit(Annotation, label="between")
+    counts = dict.fromkeys(
+        ("program", "requests", "compiles", "joins", "disk_hits", "memory_hits",
+         "driver_compiles", "failures", "waits", "wait_ns", "dur_ns"), 0)  # fmt: skip
+    tracer.emit(
+        GraphEnd, exec_id=4, uid=1, outcome="ok", error=None, program_hit=True,
+        prepared_hit=True, replayed=True, **counts,
+    )  # fmt: skip
+    assert tracer.take().edges == [(0, ("graph", 4, True)), (2, ("graph", 4, False))]
+
+
+def batch(first: int, count: int) -> Records:
+    """Records of 100 bytes."""
+    return Records(first_seq=first, items=[(n, 0, b"x" * 100) for n in range(first, first + count)])
+
+
+def test_backlog_spools_and_comes_back(tmp_path: Path) -> None:
+    backlog = Backlog(5_000, 1 << 20, str(tmp_path))
+    batches = [batch(10 * n, 10) for n in range(30)]
+    assert all(backlog.put(one) for one in batches)
+    assert backlog.in_memory <= 5_000
+    assert backlog.in_file > 0
+    assert list(tmp_path.iterdir()) == []  # the file has no name
+    sent = []
+    while (one := backlog.next_batch()) is not None:
+        sent.append(one)
+        backlog.advance()
+    assert sent == batches
+    backlog.rewind(145)
+    assert backlog.next_batch() == batches[14]
+    backlog.acknowledge(300)
+    assert backlog.empty
+    assert (backlog.in_memory, backlog.in_file, backlog.in_flight) == (0, 0, 0)
+    backlog.close()
+
+
+def test_backlog_gives_file_space_back_piece_by_piece(tmp_path: Path) -> None:
+    backlog = Backlog(0, 100_000, str(tmp_path))
+    count = 0
+    for n in range(3000):  # far more than fits at once
+        assert backlog.put(batch(10 * n, 10))
+        count += 10
+        backlog.acknowledge(count - 300)
+    assert backlog.in_file <= 100_000
+    backlog.close()
+
+
+def test_backlog_refuses_what_neither_part_holds(tmp_path: Path) -> None:
+    backlog = Backlog(5_000, 20_000, str(tmp_path))
+    held = 0
+    while backlog.put(batch(10 * held, 10)):
+        held += 1
+    assert not backlog.has_room
+    assert backlog.unacknowledged() == 10 * held
+    backlog.acknowledge(10 * held)
+    assert backlog.has_room
+    backlog.close()
+
+
+def test_backlog_on_a_disk_that_refuses() -> None:
+    backlog = Backlog(5_000, 1 << 20, "/proc/self/no-such-folder")
+    held = 0
+    while backlog.put(batch(10 * held, 10)):
+        held += 1
+    assert 0 < held < 10
+    backlog.close()
+
+
+def test_batches_are_cut_by_count_and_by_size() -> None:
+    small = [(n, 0, b"x") for n in range(2500)]
+    assert delivery._cuts(small) == [(0, 1000), (1000, 2000), (2000, 2500)]
+    large = [(n, 0, b"x" * 100_000) for n in range(7)]
+    assert delivery._cuts(large) == [(0, 3), (3, 6), (6, 7)]
+    assert delivery._cuts([]) == []
