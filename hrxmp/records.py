@@ -74,7 +74,7 @@ class CompileRequested(Record, frozen=True, kw_only=True, tag="compile-request")
     key: str
     params: dict[str, Param]
     local_size: list[int]
-    source: str = ""
+    source_digest: str = ""
     """SHA-256 of the kernel's source, a component of the key."""
     via: str
     """`compile`, `in_flight`, `disk`, `quarantine`."""

@@ -287,7 +287,8 @@ class Jit:
         self._tracer.emit(
             records.CompileRequested, exec_id=exec_id, request=request, kernel=wanted.kernel,
             key=wanted.key, params=dict(wanted.variant.params),
-            local_size=list(wanted.variant.local_size), source=wanted.components.source, via=via,
+            local_size=list(wanted.variant.local_size), via=via,
+            source_digest=wanted.components.source,
             why=reason.why, near=reason.near, differs=list(reason.differs),
             prefetch=exec_id is None,
         )  # fmt: skip

@@ -93,7 +93,7 @@ def _why_not(
 def components(record: CompileRequested, shared: Mapping[str, Param]) -> KeyComponents | None:
     """The components of a traced key, put together again from the request and its run-begin."""
     own: dict[str, Any] = {
-        "source": record.source,
+        "source": record.source_digest,
         "entry_point": catalog.get(record.kernel).entry_point,
         "params": tuple(record.params.items()),
         "local_size": tuple(record.local_size),

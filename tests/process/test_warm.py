@@ -154,9 +154,12 @@ def _foreign(done: Finished, component: str, before: str | int) -> str:
     request = done.records(records.CompileRequested)[0]
     lines = {line.record.seq: json.loads(line.raw) for line in done.trace.lines}
     first, second = lines[begin.seq], lines[request.seq]
-    (second if component == "source" else first["components"])[component] = before
+    if component == "source":
+        second["source_digest"] = before
+    else:
+        first["components"][component] = before
     shared = first["components"]
-    request = msgspec.structs.replace(request, source=second["source"])
+    request = msgspec.structs.replace(request, source_digest=second["source_digest"])
     made = components(request, shared)
     assert made is not None
     second["key"] = made.digest()
