@@ -140,16 +140,20 @@ class Link(Generic[T]):
 
 
 def router(
-    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve_dir: str = ""
+    context: zmq.Context[zmq.Socket[bytes]],
+    endpoint: str,
+    curve_dir: str = "",
+    *,
+    group: bool = False,
 ) -> zmq.Socket[bytes]:
-    """A bound ROUTER. ipc files are 0600; tcp needs CURVE keys in `curve_dir`."""
+    """A bound ROUTER. ipc files are 0600, with `group` 0660; tcp needs CURVE keys in `curve_dir`."""
     check_endpoint(endpoint, curve_dir)
     socket = _socket(context, zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     try:
         if endpoint.startswith("tcp://"):
             _serve_curve(socket, Path(curve_dir))
-        _bind(socket, endpoint)
+        _bind(socket, endpoint, 0o660 if group else 0o600)
     except BaseException:
         socket.close(0)
         raise
@@ -233,14 +237,14 @@ def _certificate(path: Path) -> tuple[bytes, bytes | None]:
         ) from error
 
 
-def _bind(socket: zmq.Socket[bytes], endpoint: str) -> None:
+def _bind(socket: zmq.Socket[bytes], endpoint: str, mode: int) -> None:
     if not endpoint.startswith("ipc://"):
         socket.bind(endpoint)
         return
     path = Path(endpoint[6:])
     if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
         raise UsageError(f"{path} exists and is not a socket")
-    old = os.umask(0o177)
+    old = os.umask(0o777 & ~mode)
     try:
         socket.bind(endpoint)
     finally:

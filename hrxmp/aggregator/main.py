@@ -176,6 +176,7 @@ def parser() -> argparse.ArgumentParser:
         prog="hrxmp-aggregator", description="Order the trace records of many runs into one stream."
     )
     line.add_argument("--bind", required=True, metavar="ENDPOINT", help="ipc://PATH or tcp://…")
+    line.add_argument("--group", action="store_true", help="the group may connect, not only me")
     line.add_argument("--output", default="-", metavar="FILE", help="append to FILE; - is stderr")
     line.add_argument("--run", default="*", metavar="GLOB", help="only runs whose id matches")
     line.add_argument("--event", nargs="*", default=[], metavar="NAME", help="only these events")
@@ -206,7 +207,10 @@ def _serve(options: argparse.Namespace, settings: Settings, service: Service) ->
     clock = HybridLogicalClock()
     context = wire.context()
     link = wire.Link[ToAggregator](
-        wire.router(context, options.bind, settings.curve_dir), ToAggregator, identity, clock
+        wire.router(context, options.bind, settings.curve_dir, group=options.group),
+        ToAggregator,
+        identity,
+        clock,
     )
     hold_back_ms = settings.hold_back_ms if options.hold_back_ms is None else options.hold_back_ms
     sessions = _sessions(identity, clock, hold_back_ms, options.run)

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hrxmp import lifecycle, wire
+from hrxmp import lifecycle, notify, wire
 from hrxmp.clock import HybridLogicalClock, mono_ns
 from hrxmp.identity import new_identity, new_run_id
 from hrxmp.kernels.store import open_store
@@ -43,15 +43,17 @@ def main(argv: list[str], environ: Mapping[str, str] | None = None) -> int:
     signals = lifecycle.StopSignals(wake)
     signals.install()
     lifecycle.arm_parent_watch(args.parent_fd, partial(_orphaned, signals))
-    environ = dict(os.environ if environ is None else environ)
+    environ = os.environ if environ is None else environ
+    service, environ = notify.Service(environ), notify.without(environ)
     settings = Settings.from_environment(environ)
     scratch = ScratchFolder(Path(settings.runtime_dir or tempfile.gettempdir()))
     context = wire.context()
     try:
         pool = _open(args, settings, environ, scratch.path, context)
         lifecycle.notify_ready(args.ready_fd)
+        service.ready()
         try:
-            _loop(pool, wake, signals)
+            _loop(pool, wake, signals, service)
         finally:
             pool.close("the pool ends")
             pool.requests.close(linger_ms=200)
@@ -73,7 +75,10 @@ def _open(
     identity = new_identity(new_run_id(), "pool")
     endpoint = f"ipc://{folder}/work"
     requests: wire.Link[ToPool] = wire.Link(
-        wire.router(context, args.bind, settings.curve_dir), ToPool, identity, clock
+        wire.router(context, args.bind, settings.curve_dir, group=args.group),
+        ToPool,
+        identity,
+        clock,
     )
     work: wire.Link[FromWorker] = wire.Link(
         wire.router(context, endpoint), FromWorker, identity, clock
@@ -92,7 +97,9 @@ def _open(
     )
 
 
-def _loop(pool: Pool, wake: lifecycle.WakeUp, signals: lifecycle.StopSignals) -> None:
+def _loop(
+    pool: Pool, wake: lifecycle.WakeUp, signals: lifecycle.StopSignals, service: notify.Service
+) -> None:
     stop_by_ns = 0
     while True:
         timeout_ms = _BUSY_MS if pool.broker.busy or stop_by_ns else HEARTBEAT_MS // 2
@@ -103,7 +110,9 @@ def _loop(pool: Pool, wake: lifecycle.WakeUp, signals: lifecycle.StopSignals) ->
         pool.receive()
         pool.client_ended(ready)
         pool.tick()
+        service.beat(mono_ns())
         if signals.count and not stop_by_ns:
+            service.stopping()
             stop_by_ns = mono_ns() + int(DRAIN_S * 1e9)
             pool.broker.drain()
         late = signals.count > 1 or mono_ns() > stop_by_ns
@@ -129,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="hrxmp-workers", description="The compile pool: a broker and its compile workers."
     )
     parser.add_argument("--bind", required=True, metavar="ENDPOINT", help="ipc:// or tcp://")
+    parser.add_argument("--group", action="store_true", help="the group may connect, not only me")
     parser.add_argument("--workers", type=int, default=0, help="most workers; 0: usable cores")
     parser.add_argument(
         "--compiler", default="", metavar="MODULE:FUNCTION", help="for tests: instead of OpenCL"
