@@ -13,6 +13,7 @@ import msgspec
 
 from hrxmp.dtypes import DType
 from hrxmp.errors import UnsupportedError
+from hrxmp.kernels import nvidia
 from hrxmp.kernels.definition import DeviceTraits, KernelDefinition, arguments
 from hrxmp.kernels.keys import Param, Variant
 from hrxmp.kernels.launch import Launch
@@ -111,7 +112,7 @@ class _Heads(msgspec.Struct, frozen=True, kw_only=True):
 
 def fuses_rope(traits: DeviceTraits, m: int) -> bool:
     """Whether `rope_flash_attn` does rope_set_rows and flash_attn of m rows in one launch."""
-    return traits.is_cpu and m == 1
+    return m == 1 and (traits.is_cpu or traits.form == "nvidia")
 
 
 def rope_set_rows(
@@ -204,6 +205,10 @@ def flash_attn(
         kv_capacity=kv_capacity,
     )
     _check(heads)
+    if traits.form == "nvidia":
+        q = heads.width if q_stride is None else q_stride, q_offset
+        y = heads.width if y_stride is None else y_stride, y_offset
+        return nvidia.attend(traits, _nvidia(heads, None, m, scale, q, y), heads.n_heads)
     if traits.is_cpu and m == 1:
         return _row(heads, None, scale, q_offset, y_offset)
     tiled = traits.is_cpu and heads.head_dim % 64 == 0
@@ -272,7 +277,34 @@ def rope_flash_attn(
     _check(heads)
     if not fuses_rope(traits, m):
         raise UnsupportedError(f"rope and attention of {m} rows are not fused on this device")
+    if traits.form == "nvidia":
+        width = heads.width + 2 * heads.kv_width
+        call = _nvidia(heads, rope, 1, scale, (width, offset), (heads.width, y_offset))
+        return nvidia.attend(traits, call, heads.n_heads)
     return _row(heads, rope, scale, offset, y_offset)
+
+
+def _nvidia(
+    heads: _Heads,
+    rope: _Rope | None,
+    m: int,
+    scale: float,
+    q: tuple[int, int],
+    y: tuple[int, int],
+) -> nvidia.Attention:
+    turned = rope or _Rope(n_dims=heads.head_dim)
+    return nvidia.Attention(
+        params=(*heads.params(), *_rope_params(heads, turned)),
+        m=m,
+        capacity=heads.kv_capacity,
+        q=q,
+        y=y,
+        scale=scale,
+        freq_base=turned.freq_base,
+        freq_scale=turned.freq_scale,
+        rope=rope is not None,
+        factors=turned.factors,
+    )
 
 
 def _row(heads: _Heads, rope: _Rope | None, scale: float, offset: int, y_offset: int) -> Launch:

@@ -40,6 +40,8 @@ def packed_bytes(layout: str, dtype: DType, n: int, k: int) -> int:
     """Bytes of a weight [n, k] in `layout`."""
     if layout == "ggml":
         return n * dtype.row_bytes(k)
+    if layout == "planes":
+        return n * sum(_plane_sizes(dtype, k))
     return -(-n // LANES) * _group_bytes(dtype, k)
 
 
@@ -54,6 +56,8 @@ def pack(layout: str, dtype: DType, n: int, k: int, raw: Bytes) -> Bytes:
     source = raw.reshape(n, row)
     if layout == "ggml":
         return source.reshape(-1)
+    if layout == "planes":
+        return _pack_planes(dtype, k, source)
     if layout != "lane16" or k % 32:
         raise UnsupportedError(f"a {dtype.label} weight [{n}, {k}] has no layout {layout!r}")
     group = _group_bytes(dtype, k)
@@ -62,6 +66,38 @@ def pack(layout: str, dtype: DType, n: int, k: int, raw: Bytes) -> Bytes:
     for start in range(0, n, step):
         rows = _padded(source[start : start + step])
         _pack_rows(dtype, k, rows, packed[start // LANES : (start + len(rows)) // LANES])
+    return packed.reshape(-1)
+
+
+_PLANES = {
+    DType.Q4_0: ((2, 18), (0, 2)),
+    DType.Q4_1: ((4, 20), (0, 4)),
+    DType.Q5_0: ((6, 22), (2, 6), (0, 2)),
+    DType.Q5_1: ((8, 24), (4, 8), (0, 4)),
+    DType.Q8_0: ((2, 34), (0, 2)),
+    DType.Q6_K: ((0, 128), (128, 192), (192, 208), (208, 210)),
+}
+"""Layout planes: which bytes of a block make each plane of a row, in order."""
+
+
+def _plane_sizes(dtype: DType, k: int) -> list[int]:
+    """Bytes of each plane of a row, padded to 16. UnsupportedError when there is no such layout."""
+    if dtype not in _PLANES:
+        raise UnsupportedError(f"a {dtype.label} weight has no layout 'planes'")
+    blocks = k // dtype.block
+    return [-(-blocks * (end - begin) // 16) * 16 for begin, end in _PLANES[dtype]]
+
+
+def _pack_planes(dtype: DType, k: int, rows: Bytes) -> Bytes:
+    """Each field of a row's blocks together, field after field."""
+    sizes = _plane_sizes(dtype, k)
+    blocks = rows.reshape(len(rows), k // dtype.block, dtype.nbytes)
+    packed = np.zeros((len(rows), sum(sizes)), np.uint8)
+    at = 0
+    for (begin, end), size in zip(_PLANES[dtype], sizes, strict=True):
+        plane = packed[:, at : at + blocks.shape[1] * (end - begin)]
+        plane.reshape(len(rows), -1, end - begin)[:] = blocks[..., begin:end]
+        at += size
     return packed.reshape(-1)
 
 

@@ -94,6 +94,21 @@ def test_rows_that_fill_no_group(device: Device, run: Runner, n: int, m: int) ->
     close(product(run, device, weights, x), x.astype(np.float64) @ exact.T)
 
 
+@pytest.mark.parametrize("m", [1, 9])
+def test_formats_may_differ(device: Device, run: Runner, m: int) -> None:
+    rng = np.random.default_rng(m)
+    formats = DType.Q4_K, DType.Q6_K, DType.Q5_0
+    weights = [
+        make_weight(device, rng, dtype, n, 512)
+        for dtype, n in zip(formats, (48, 20, 64), strict=True)
+    ]
+    x = rng.standard_normal((m, 512)).astype(np.float32)
+    exact = np.concatenate([w.exact for w in weights])
+    close(product(run, device, weights, x), x.astype(np.float64) @ exact.T)
+    with pytest.raises(UnsupportedError, match="only some have blocks"):
+        product(run, device, [weights[0], make_weight(device, rng, DType.F32, 16, 512)], x)
+
+
 @pytest.mark.parametrize("m", [1, 100, 197])
 def test_swiglu(device: Device, run: Runner, m: int) -> None:
     rng = np.random.default_rng(m)

@@ -1,6 +1,7 @@
-// Weight matrices [N, K] as the kernels read them: one decoder for every GGUF block format.
+// Weight matrices [n, k] as the kernels read them: one decoder for every GGUF block format.
 //
-// WTYPE names the format (q4_1, f16, ...), LAYOUT how it lies in memory, K the elements of a row.
+// A format is a TYPE_ (q4_1, f16, ...), a LAYOUT_ (how it lies in memory) and k, the elements of a
+// row; all three are constants where they are used, so that a kernel may read several formats.
 //
 // Layout lane16 keeps 16 rows together, so that one SIMD lane owns one row. A row group of
 // GROUP_BYTES holds, for each 32 elements of k, the quants of its 16 rows as dwords (dword r of 16
@@ -29,130 +30,107 @@
 #define LAYOUT_lane16 2
 #define PASTE_(a, b) a##b
 #define PASTE(a, b) PASTE_(a, b)
-#define WEIGHT_TYPE PASTE(TYPE_, WTYPE)
-#define WEIGHT_LAYOUT PASTE(LAYOUT_, LAYOUT)
 
-#define QUANTIZED (WEIGHT_TYPE >= TYPE_q4_0)
-#define SUPER (WEIGHT_TYPE >= TYPE_q4_k)
-#define MIN                                                                                        \
-    (WEIGHT_TYPE == TYPE_q4_1 || WEIGHT_TYPE == TYPE_q5_1 || WEIGHT_TYPE == TYPE_q4_k ||           \
-     WEIGHT_TYPE == TYPE_q5_k)
-#if WEIGHT_TYPE == TYPE_q8_0
-#define LOW 8
-#else
-#define LOW 4
-#endif
-#if WEIGHT_TYPE == TYPE_q5_0 || WEIGHT_TYPE == TYPE_q5_1 || WEIGHT_TYPE == TYPE_q5_k
-#define HIGH 1
-#elif WEIGHT_TYPE == TYPE_q6_k
-#define HIGH 2
-#else
-#define HIGH 0
-#endif
-#if MIN
-#define ZERO 0
-#elif WEIGHT_TYPE == TYPE_q8_0
-#define ZERO 128
-#else
-#define ZERO (8 << HIGH)
-#endif
+// Facts about a format; `type` is a constant wherever these are used.
+#define QUANTIZED(type) ((type) >= TYPE_q4_0)
+#define SUPER(type) ((type) >= TYPE_q4_k)
+#define MIN(type)                                                                                  \
+    ((type) == TYPE_q4_1 || (type) == TYPE_q5_1 || (type) == TYPE_q4_k || (type) == TYPE_q5_k)
+#define LOW(type) ((type) == TYPE_q8_0 ? 8 : 4)
+#define HIGH(type)                                                                                 \
+    ((type) == TYPE_q5_0 || (type) == TYPE_q5_1 || (type) == TYPE_q5_k ? 1                         \
+     : (type) == TYPE_q6_k                                             ? 2                         \
+                                                                       : 0)
+#define ZERO(type) (MIN(type) ? 0 : (type) == TYPE_q8_0 ? 128 : 8 << HIGH(type))
 // Elements that share one scale.
-#if WEIGHT_TYPE == TYPE_q6_k
-#define SUB 16
-#else
-#define SUB 32
-#endif
+#define SUB(type) ((type) == TYPE_q6_k ? 16 : 32)
 
-#if QUANTIZED
-#define QUANT_BYTES (64 * LOW + 64 * HIGH)
-#if SUPER
-#define SCALE_BYTES (16 * (32 / SUB) + 16 * MIN)
-#define SUPER_BYTES (32 + 32 * MIN)
-#else
-#define SCALE_BYTES (32 + 32 * MIN)
-#define SUPER_BYTES 0
-#endif
-#define SCALES_AT (K / 32 * QUANT_BYTES)
-#define SUPERS_AT (SCALES_AT + K / 32 * SCALE_BYTES)
-#define GROUP_BYTES ((SUPERS_AT + K / 256 * SUPER_BYTES + 63) / 64 * 64)
-#elif WEIGHT_TYPE == TYPE_f16
-#define GROUP_BYTES (K * 32)
-#else
-#define GROUP_BYTES (K * 64)
-#endif
+// Bytes of 16 rows: quants and scales of a block, scales of a super-block; a row group of k.
+#define QUANT_BYTES(type) (64 * LOW(type) + 64 * HIGH(type))
+#define SCALE_BYTES(type)                                                                          \
+    (SUPER(type) ? 16 * (32 / SUB(type)) + 16 * MIN(type) : 32 + 32 * MIN(type))
+#define SUPER_BYTES(type) (SUPER(type) ? 32 + 32 * MIN(type) : 0)
+#define SCALES_AT(type, k) ((k) / 32 * QUANT_BYTES(type))
+#define SUPERS_AT(type, k) (SCALES_AT(type, k) + (k) / 32 * SCALE_BYTES(type))
+#define GROUP_BYTES(type, k)                                                                       \
+    ((type) == TYPE_f32   ? (k) * 64                                                               \
+     : (type) == TYPE_f16 ? (k) * 32                                                               \
+                          : (SUPERS_AT(type, k) + (k) / 256 * SUPER_BYTES(type) + 63) / 64 * 64)
 
 // Row group `group` of weight matrix `w`.
-inline global const uchar *row_group(global const uchar *w, int group) {
-    return w + (size_t)group * GROUP_BYTES;
+inline global const uchar *row_group(const int type, const int k, global const uchar *w,
+                                     int group) {
+    return w + (size_t)group * GROUP_BYTES(type, k);
 }
 
-#if QUANTIZED
+// The scales of a block's 16 rows; of its super-block's.
+inline global const uchar *block_scales(const int type, const int k, global const uchar *group,
+                                        int block) {
+    return group + SCALES_AT(type, k) + block * SCALE_BYTES(type);
+}
+inline global const half *super_scales(const int type, const int k, global const uchar *group,
+                                       int block) {
+    return (global const half *)(group + SUPERS_AT(type, k) + block / 8 * SUPER_BYTES(type));
+}
+
 // The lane's scale in block `block`, of elements block * 32 + part * SUB onwards.
-inline float lane_scale(global const uchar *group, int lane, int block, int part) {
-#if SUPER
-    global const uchar *scales = group + SCALES_AT + block * SCALE_BYTES + part * 16;
-    global const half *supers = (global const half *)(group + SUPERS_AT + block / 8 * SUPER_BYTES);
-#if WEIGHT_TYPE == TYPE_q6_k
-    return vload_half(lane, supers) * (float)(char)scales[lane];
-#else
-    return vload_half(lane, supers) * (float)scales[lane];
-#endif
-#else
-    return vload_half(lane, (global const half *)(group + SCALES_AT + block * SCALE_BYTES));
-#endif
+inline float lane_scale(const int type, const int k, global const uchar *group, int lane, int block,
+                        int part) {
+    global const uchar *scales = block_scales(type, k, group, block);
+    if (!SUPER(type))
+        return vload_half(lane, (global const half *)scales);
+    uchar factor = scales[part * 16 + lane];
+    return vload_half(lane, super_scales(type, k, group, block)) *
+           (type == TYPE_q6_k ? (float)as_char(factor) : (float)factor);
 }
 
 // What a lane's quants of one block have added: minimum, or -ZERO * scale.
-inline float lane_offset(global const uchar *group, int lane, int block, float scale) {
-#if SUPER && MIN
-    global const uchar *minima = group + SCALES_AT + block * SCALE_BYTES + 16;
-    global const half *supers = (global const half *)(group + SUPERS_AT + block / 8 * SUPER_BYTES);
-    return -vload_half(lane + 16, supers) * (float)minima[lane];
-#elif MIN
-    return vload_half(lane + 16, (global const half *)(group + SCALES_AT + block * SCALE_BYTES));
-#else
-    return -ZERO * scale;
-#endif
+inline float lane_offset(const int type, const int k, global const uchar *group, int lane,
+                         int block, float scale) {
+    global const uchar *scales = block_scales(type, k, group, block);
+    if (!MIN(type))
+        return -ZERO(type) * scale;
+    if (!SUPER(type))
+        return vload_half(lane + 16, (global const half *)scales);
+    return -vload_half(lane + 16, super_scales(type, k, group, block)) * (float)scales[16 + lane];
 }
 
 // Four quants of a lane as bytes: k = block * 32 + chunk * 4 + j in byte j.
-inline uint lane_quants(global const uchar *group, int lane, int block, int chunk) {
-    global const uint *plane = (global const uint *)(group + block * QUANT_BYTES) + lane;
-#if LOW == 8
-    return plane[chunk * 16];
-#else
+inline uint lane_quants(const int type, global const uchar *group, int lane, int block, int chunk) {
+    global const uint *plane = (global const uint *)(group + block * QUANT_BYTES(type)) + lane;
+    if (LOW(type) == 8)
+        return plane[chunk * 16];
     uint quants = (plane[chunk % 4 * 16] >> (chunk / 4 * 4)) & 0x0f0f0f0fu;
-#if HIGH == 1
-    quants |= ((plane[64] >> chunk) & 0x01010101u) << 4;
-#elif HIGH == 2
-    quants |= ((plane[64 + chunk / 4 * 16] >> (chunk % 4 * 2)) & 0x03030303u) << 4;
-#endif
+    if (HIGH(type) == 1)
+        quants |= ((plane[64] >> chunk) & 0x01010101u) << 4;
+    if (HIGH(type) == 2)
+        quants |= ((plane[64 + chunk / 4 * 16] >> (chunk % 4 * 2)) & 0x03030303u) << 4;
     return quants;
-#endif
 }
 
-#endif
-
-// One element, for kernels that read few of them.
-inline float weight_value(global const uchar *w, int row, int k) {
-#if WEIGHT_LAYOUT == LAYOUT_ggml && WEIGHT_TYPE == TYPE_f32
-    return ((global const float *)w)[(size_t)row * K + k];
-#elif WEIGHT_LAYOUT == LAYOUT_ggml
-    return vload_half((size_t)row * K + k, (global const half *)w);
-#else
-    global const uchar *group = row_group(w, row / 16);
+// One element of matrix w with rows of `k` elements, for kernels that read few of them.
+inline float element(const int type, const int layout, const int k, global const uchar *w, int row,
+                     int column) {
+    if (layout == LAYOUT_ggml) {
+        size_t at = (size_t)row * k + column;
+        return type == TYPE_f32 ? ((global const float *)w)[at]
+                                : vload_half(at, (global const half *)w);
+    }
+    global const uchar *group = row_group(type, k, w, row / 16);
     int lane = row % 16;
-#if WEIGHT_TYPE == TYPE_f32
-    return ((global const float *)group)[k * 16 + lane];
-#elif WEIGHT_TYPE == TYPE_f16
-    return vload_half(k * 16 + lane, (global const half *)group);
-#else
-    int block = k / 32, part = k % 32 / SUB;
-    float scale = lane_scale(group, lane, block, part);
-    uint quants = lane_quants(group, lane, block, k % 32 / 4);
-    return scale * (float)((quants >> (k % 4 * 8)) & 255u) + lane_offset(group, lane, block, scale);
-#endif
-#endif
+    if (type == TYPE_f32)
+        return ((global const float *)group)[column * 16 + lane];
+    if (type == TYPE_f16)
+        return vload_half(column * 16 + lane, (global const half *)group);
+    int block = column / 32;
+    float scale = lane_scale(type, k, group, lane, block, column % 32 / SUB(type));
+    uint quants = lane_quants(type, group, lane, block, column % 32 / 4);
+    return scale * (float)((quants >> (column % 4 * 8)) & 255u) +
+           lane_offset(type, k, group, lane, block, scale);
 }
+
+// For kernels with one matrix, whose format is WTYPE, LAYOUT and K.
+#define weight_value(w, row, column)                                                               \
+    element(PASTE(TYPE_, WTYPE), PASTE(LAYOUT_, LAYOUT), K, w, row, column)
 
 #endif

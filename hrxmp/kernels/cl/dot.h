@@ -15,19 +15,21 @@
 #define DOT_FORM PASTE(DOT_, DOT)
 #define LARGEST 32512.0f
 
+// A row of up to K_MAX elements, for weights of any format.
 typedef struct {
-#if QUANTIZED
-    uint first[K / 4];   // vnni: low bytes of four x; pairs: x0 and x2
-    uint second[K / 4];  // vnni: high bytes of four x; pairs: x1 and x3
-    float scale[K / 32];
-    float sum[K / SUB];    // sum of a sub-block's rounded activations
-    int isum[K / SUB];     // the same in units of scale
-#else
-    float value[K];
-#endif
+    union {
+        struct {
+            uint first[K_MAX / 4];   // vnni: low bytes of four x; pairs: x0 and x2
+            uint second[K_MAX / 4];  // vnni: high bytes of four x; pairs: x1 and x3
+            float scale[K_MAX / 32];
+            float sum[K_MAX / 32];  // of a block's rounded activations
+            int isum[K_MAX / 32];   // the same in units of scale
+            int halves[K_MAX / 16]; // and of each half of a block
+        };
+        float value[K_MAX];
+    };
 } Activations;
 
-#if QUANTIZED
 typedef short short32 __attribute__((ext_vector_type(32)));
 typedef int int32 __attribute__((ext_vector_type(32)));
 
@@ -48,7 +50,7 @@ inline int16 pair_dot(uint16 a, uint16 b) {
                                    27, 29, 31);
 }
 
-inline void put_activations(local Activations *to, int k, float16 value, float inverse, float scale) {
+inline int put_activations(local Activations *to, int k, float16 value, float inverse) {
     int16 x = convert_int16(rint(value * inverse));
 #if DOT_FORM == DOT_vnni
     uint4 first = as_uint4(convert_uchar16(x & 255));
@@ -59,90 +61,97 @@ inline void put_activations(local Activations *to, int k, float16 value, float i
 #endif
     vstore4(first, k / 16, to->first);
     vstore4(second, k / 16, to->second);
-    int sum = isum16(x);
-#if SUB == 16
-    to->isum[k / 16] = sum;
-    to->sum[k / 16] = scale * (float)sum;
-#else
-    to->isum[k / 32] = sum + (k % 32 ? to->isum[k / 32] : 0);
-    to->sum[k / 32] = scale * (float)to->isum[k / 32];
-#endif
+    return isum16(x);
 }
-#endif
 
-// Reads one row into `to`, normalised first where NORM: x / rms(x) * norm_w.
-inline void read_activations(local Activations *to, global const float *x,
-                             global const float *norm_w, float eps) {
-    float factor = 1.0f;
-#if NORM
-    float16 squares = 0.0f;
-    for (int k = 0; k < K; k += 16) {
-        float16 value = vload16(0, x + k);
-        squares = mad(value, value, squares);
-    }
-    factor = rsqrt(sum16(squares) / K + eps);
-#endif
-    for (int k = 0; k < K; k += 32) {
-        float16 a = vload16(0, x + k), b = vload16(0, x + k + 16);
-#if NORM
-        a = a * factor * vload16(0, norm_w + k);
-        b = b * factor * vload16(0, norm_w + k + 16);
-#endif
-#if QUANTIZED
-        float top = max16(fmax(fabs(a), fabs(b)));
-        float inverse = top > 0.0f ? LARGEST / top : 0.0f, scale = top / LARGEST;
-        to->scale[k / 32] = scale;
-        put_activations(to, k, a, inverse, scale);
-        put_activations(to, k + 16, b, inverse, scale);
-#else
+// Elements k..k+31; what is kept for one quantised `type` serves all of them.
+inline void put_block(const int type, local Activations *to, int k, float16 a, float16 b) {
+    if (!QUANTIZED(type)) {
         vstore16(a, 0, to->value + k);
         vstore16(b, 0, to->value + k + 16);
+        return;
+    }
+    float top = max16(fmax(fabs(a), fabs(b)));
+    float inverse = top > 0.0f ? LARGEST / top : 0.0f, scale = top / LARGEST;
+    to->scale[k / 32] = scale;
+    int first = put_activations(to, k, a, inverse), second = put_activations(to, k + 16, b, inverse);
+    to->halves[k / 16] = first;
+    to->halves[k / 16 + 1] = second;
+    to->isum[k / 32] = first + second;
+    to->sum[k / 32] = scale * (float)(first + second);
+}
+
+// Reads a row of k elements into `to`; `normed` first: x / rms(x) * norm_w.
+inline void read_activations(const int type, const int k, const bool normed, local Activations *to,
+                             global const float *x, global const float *norm_w, float eps) {
+    float factor = 1.0f;
+    if (normed) {
+        float16 squares = 0.0f;
+        for (int i = 0; i < k; i += 16) {
+            float16 value = vload16(0, x + i);
+            squares = mad(value, value, squares);
+        }
+        factor = rsqrt(sum16(squares) / k + eps);
+    }
+    for (int i = 0; i < k; i += 32) {
+        float16 a = vload16(0, x + i), b = vload16(0, x + i + 16);
+        if (normed) {
+            a = a * factor * vload16(0, norm_w + i);
+            b = b * factor * vload16(0, norm_w + i + 16);
+        }
+        put_block(type, to, i, a, b);
+    }
+}
+
+// Products of one block's SUB elements from part * SUB on, in units of both scales.
+inline int16 block_dot(const int type, global const uchar *group, local const Activations *x,
+                       int block, const int part) {
+    int16 low = -ZERO(type) * (SUB(type) == 16 ? x->halves[block * 2 + part] : x->isum[block]);
+#if DOT_FORM == DOT_vnni
+    int16 high = 0;
+#endif
+#pragma unroll
+    for (int i = 0; i < SUB(type) / 4; i++) {
+        int chunk = part * (SUB(type) / 4) + i;
+        uint16 quants = quants16(type, group, block, chunk);
+        uint16 first = x->first[block * 8 + chunk], second = x->second[block * 8 + chunk];
+#if DOT_FORM == DOT_vnni
+        char64 bytes = __builtin_astype(quants, char64);
+        low = byte_dot(low, bytes, __builtin_astype(first, char64));
+        high = byte_dot(high, bytes, __builtin_astype(second, char64));
+#else
+        low += pair_dot(quants & 0x00ff00ffu, first);
+        low += pair_dot((quants >> 8u) & 0x00ff00ffu, second);
 #endif
     }
+#if DOT_FORM == DOT_vnni
+    low += high << 8;
+#endif
+    return low;
 }
 
 // The products of a row group's 16 rows with the activations.
-inline float16 dot16(global const uchar *group, local const Activations *x) {
+inline float16 dot16(const int type, const int k, global const uchar *group,
+                     local const Activations *x) {
     float16 sum = 0.0f;
-#if QUANTIZED
-    for (int block = 0; block < K / 32; block++) {
-#pragma unroll
-        for (int part = 0; part < 32 / SUB; part++) {
-            int16 low = -ZERO * x->isum[block * (32 / SUB) + part];
-#if DOT_FORM == DOT_vnni
-            int16 high = 0;
-#endif
-#pragma unroll
-            for (int i = 0; i < SUB / 4; i++) {
-                int chunk = part * (SUB / 4) + i;
-                uint16 quants = quants16(group, block, chunk);
-                uint16 first = x->first[block * 8 + chunk], second = x->second[block * 8 + chunk];
-#if DOT_FORM == DOT_vnni
-                char64 bytes = __builtin_astype(quants, char64);
-                low = byte_dot(low, bytes, __builtin_astype(first, char64));
-                high = byte_dot(high, bytes, __builtin_astype(second, char64));
-#else
-                low += pair_dot(quants & 0x00ff00ffu, first);
-                low += pair_dot((quants >> 8u) & 0x00ff00ffu, second);
-#endif
-            }
-#if DOT_FORM == DOT_vnni
-            low += high << 8;
-#endif
-            float16 scale = scales16(group, block, part) * x->scale[block];
-            sum = mad(convert_float16(low), scale, sum);
+    if (!QUANTIZED(type)) {
+        float16 other = 0.0f;
+        for (int i = 0; i < k; i += 2) {
+            sum = mad(values16(type, group, i), (float16)x->value[i], sum);
+            other = mad(values16(type, group, i + 1), (float16)x->value[i + 1], other);
         }
-        if (MIN)
-            sum = mad(minima16(group, block), (float16)x->sum[block], sum);
+        return sum + other;
     }
-#else
-    float16 other = 0.0f;
-    for (int k = 0; k < K; k += 2) {
-        sum = mad(values16(group, k), (float16)x->value[k], sum);
-        other = mad(values16(group, k + 1), (float16)x->value[k + 1], other);
+    for (int block = 0; block < k / 32; block++) {
+        float16 scale = scales16(type, k, group, block, 0) * x->scale[block];
+        sum = mad(convert_float16(block_dot(type, group, x, block, 0)), scale, sum);
+        if (SUB(type) == 16) {
+            scale = scales16(type, k, group, block, 1) * x->scale[block];
+            sum = mad(convert_float16(block_dot(type, group, x, block, 1)), scale, sum);
+        }
+        if (MIN(type))
+            sum = mad(minima16(type, k, group, block), (float16)x->sum[block], sum);
     }
-    sum += other;
-#endif
     return sum;
 }
 #endif

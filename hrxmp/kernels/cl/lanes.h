@@ -6,82 +6,66 @@
 #include "blocks.h"
 #include "vector.h"
 
-#if QUANTIZED
 // Four quants of each of 16 rows; see lane_quants.
-inline uint16 quants16(global const uchar *group, int block, int chunk) {
-    global const uint *plane = (global const uint *)(group + block * QUANT_BYTES);
-#if LOW == 8
-    return vload16(chunk, plane);
-#else
+inline uint16 quants16(const int type, global const uchar *group, int block, int chunk) {
+    global const uint *plane = (global const uint *)(group + block * QUANT_BYTES(type));
+    if (LOW(type) == 8)
+        return vload16(chunk, plane);
     uint16 quants = (vload16(chunk % 4, plane) >> (uint)(chunk / 4 * 4)) & 0x0f0f0f0fu;
-#if HIGH == 1
-    quants |= ((vload16(4, plane) >> (uint)chunk) & 0x01010101u) << 4u;
-#elif HIGH == 2
-    quants |= ((vload16(4 + chunk / 4, plane) >> (uint)(chunk % 4 * 2)) & 0x03030303u) << 4u;
-#endif
+    if (HIGH(type) == 1)
+        quants |= ((vload16(4, plane) >> (uint)chunk) & 0x01010101u) << 4u;
+    if (HIGH(type) == 2)
+        quants |= ((vload16(4 + chunk / 4, plane) >> (uint)(chunk % 4 * 2)) & 0x03030303u) << 4u;
     return quants;
-#endif
 }
 
-inline float16 scales16(global const uchar *group, int block, int part) {
-#if SUPER
-    global const uchar *scales = group + SCALES_AT + block * SCALE_BYTES + part * 16;
-    global const half *supers = (global const half *)(group + SUPERS_AT + block / 8 * SUPER_BYTES);
-#if WEIGHT_TYPE == TYPE_q6_k
-    return vload_half16(0, supers) * convert_float16(vload16(0, (global const char *)scales));
-#else
-    return vload_half16(0, supers) * convert_float16(vload16(0, scales));
-#endif
-#else
-    return vload_half16(0, (global const half *)(group + SCALES_AT + block * SCALE_BYTES));
-#endif
+inline float16 scales16(const int type, const int k, global const uchar *group, int block,
+                        int part) {
+    global const uchar *scales = block_scales(type, k, group, block);
+    if (!SUPER(type))
+        return vload_half16(0, (global const half *)scales);
+    uchar16 factors = vload16(part, scales);
+    return vload_half16(0, super_scales(type, k, group, block)) *
+           (type == TYPE_q6_k ? convert_float16(as_char16(factors)) : convert_float16(factors));
 }
 
-inline float16 minima16(global const uchar *group, int block) {
-#if SUPER && MIN
-    global const uchar *minima = group + SCALES_AT + block * SCALE_BYTES + 16;
-    global const half *supers = (global const half *)(group + SUPERS_AT + block / 8 * SUPER_BYTES);
-    return -vload_half16(1, supers) * convert_float16(vload16(0, minima));
-#elif MIN
-    return vload_half16(1, (global const half *)(group + SCALES_AT + block * SCALE_BYTES));
-#else
-    return (float16)0.0f;
-#endif
+inline float16 minima16(const int type, const int k, global const uchar *group, int block) {
+    global const uchar *scales = block_scales(type, k, group, block);
+    if (!SUPER(type))
+        return vload_half16(1, (global const half *)scales);
+    return -vload_half16(1, super_scales(type, k, group, block)) *
+           convert_float16(vload16(1, scales));
 }
-#else
-inline float16 values16(global const uchar *group, int k) {
-#if WEIGHT_TYPE == TYPE_f16
-    return vload_half16(k, (global const half *)group);
-#else
-    return vload16(k, (global const float *)group);
-#endif
-}
-#endif
 
-// 32 elements of each of 16 rows as floats: to[k * stride + lane].
-inline void dequantize16(global const uchar *group, int block, local float *to, int stride) {
-#if QUANTIZED
-    float16 scale = scales16(group, block, 0), offset = MIN ? minima16(group, block) : -ZERO * scale;
+// Element `column` of 16 rows of f16 or f32.
+inline float16 values16(const int type, global const uchar *group, int column) {
+    return type == TYPE_f16 ? vload_half16(column, (global const half *)group)
+                            : vload16(column, (global const float *)group);
+}
+
+// 32 elements of each of 16 rows as floats: to[element * stride + lane].
+inline void dequantize16(const int type, const int k, global const uchar *group, int block,
+                         local float *to, int stride) {
+    if (!QUANTIZED(type)) {
+        for (int i = 0; i < 32; i++)
+            vstore16(values16(type, group, block * 32 + i), 0, to + i * stride);
+        return;
+    }
+    float16 scale = scales16(type, k, group, block, 0);
+    float16 offset = MIN(type) ? minima16(type, k, group, block) : -ZERO(type) * scale;
 #pragma unroll
     for (int chunk = 0; chunk < 8; chunk++) {
-#if SUB == 16
-        if (chunk == 4) {
-            scale = scales16(group, block, 1);
-            offset = -ZERO * scale;
+        if (SUB(type) == 16 && chunk == 4) {
+            scale = scales16(type, k, group, block, 1);
+            offset = -ZERO(type) * scale;
         }
-#endif
-        uint16 quants = quants16(group, block, chunk);
+        uint16 quants = quants16(type, group, block, chunk);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             int16 value = as_int16((quants >> (uint)(8 * j)) & 255u);
             vstore16(mad(convert_float16(value), scale, offset), 0, to + (chunk * 4 + j) * stride);
         }
     }
-#else
-#pragma unroll
-    for (int k = 0; k < 32; k++)
-        vstore16(values16(group, block * 32 + k), 0, to + k * stride);
-#endif
 }
 
 // 16 results to y, of which the matrix may have fewer.

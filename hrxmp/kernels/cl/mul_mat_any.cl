@@ -6,24 +6,24 @@
 #define STEP 4
 
 // Products of one row with x, of elements slice * STEP onwards in strides of LY * STEP.
-inline float partial_dot(global const uchar *w, int row, global const float *x, int slice) {
+inline float partial_dot(const int type, global const uchar *w, int row, global const float *x, int slice) {
     float sum = 0.0f;
-#if QUANTIZED
-    global const uchar *group = row_group(w, row / 16);
+    if (!QUANTIZED(type)) {
+        for (int k = slice; k < K; k += LY)
+            sum += element(type, PASTE(LAYOUT_, LAYOUT), K, w, row, k) * x[k];
+        return sum;
+    }
+    global const uchar *group = row_group(type, K, w, row / 16);
     int lane = row % 16;
     for (int k = slice * STEP; k < K; k += LY * STEP) {
         int block = k / 32;
-        uint quants = lane_quants(group, lane, block, k % 32 / 4);
-        float scale = lane_scale(group, lane, block, k % 32 / SUB);
+        uint quants = lane_quants(type, group, lane, block, k % 32 / 4);
+        float scale = lane_scale(type, K, group, lane, block, k % 32 / SUB(type));
         float4 value = vload4(0, x + k);
-        float4 q = convert_float4(as_uchar4(quants));
-        sum += scale * dot(q, value) +
-               lane_offset(group, lane, block, scale) * (value.x + value.y + value.z + value.w);
+        sum += scale * dot(convert_float4(as_uchar4(quants)), value) +
+               lane_offset(type, K, group, lane, block, scale) *
+                   (value.x + value.y + value.z + value.w);
     }
-#else
-    for (int k = slice; k < K; k += LY)
-        sum += weight_value(w, row, k) * x[k];
-#endif
     return sum;
 }
 
@@ -49,13 +49,19 @@ kernel void mul_mat_any(int m, int x_stride, int x_offset, int r_stride, int r_o
     int column = get_global_id(0), token = get_group_id(1), slice = get_local_id(1);
     if (token >= m)
         return;
+    int second = column - N0, third = second - N1;
     bool exists = column < (SWIGLU ? N0 : N0 + N1 + N2);
-    global const uchar *w = column < N0 || SWIGLU ? w0 : column < N0 + N1 ? w1 : w2;
-    int row = column < N0 || SWIGLU ? column : column < N0 + N1 ? column - N0 : column - N0 - N1;
     x += x_offset + token * x_stride;
-    float sum = row_sum(exists ? partial_dot(w, row, x, slice) : 0.0f, sums);
+    float partial = 0.0f;
+    if (exists && (SWIGLU || second < 0))
+        partial = partial_dot(TYPE0, w0, column, x, slice);
+    else if (exists && third < 0)
+        partial = partial_dot(TYPE1, w1, second, x, slice);
+    else if (exists)
+        partial = partial_dot(TYPE2, w2, third, x, slice);
+    float sum = row_sum(partial, sums);
 #if SWIGLU
-    float up = row_sum(exists ? partial_dot(w1, row, x, slice) : 0.0f, sums);
+    float up = row_sum(exists ? partial_dot(TYPE1, w1, column, x, slice) : 0.0f, sums);
     sum = sum / (1.0f + exp(-sum)) * up;
 #endif
     if (slice || !exists)

@@ -22,8 +22,10 @@ inline Target panel_target(int panel, int part, global const uchar *w0, global c
 #if SWIGLU
     int group = min(panel * (PANEL / 2) + part % (PANEL / 2), GROUPS(N0) - 1);
     Target target = target_of(group, w0, w1, w2);
-    if (part >= PANEL / 2)
-        target.weights = row_group(w1, group);
+    if (part >= PANEL / 2) {
+        target.weights = row_group(TYPE1, K, w1, group);
+        target.matrix = 1;
+    }
     return target;
 #else
     return target_of(min(panel * PANEL + part, TOTAL_GROUPS - 1), w0, w1, w2);
@@ -52,8 +54,8 @@ kernel void mul_mat_tile(int m, int x_stride, int x_offset, int r_stride, int r_
         for (int part = 0; part < PANEL; part++) {
             Target target = panel_target(panel, part, w0, w1, w2);
             for (int k = 0; k < depth; k += 32)
-                dequantize16(target.weights, (start + k) / 32, weights + k * WIDTH + part * 16,
-                             WIDTH);
+                WITH_TYPE_OF(target, dequantize16, K, target.weights, (start + k) / 32,
+                             weights + k * WIDTH + part * 16, WIDTH);
         }
         multiply_all(rows, x + start, STRIDE, weights, WIDTH, depth, sums, WIDTH);
     }

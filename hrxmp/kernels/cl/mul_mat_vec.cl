@@ -1,6 +1,7 @@
 // y = w x for one row x, weights in layout lane16, on CPU devices: one work-item does the rows of
 // a work-group with explicit vectors. Epilogues: add a residual; silu(w0 x) * (w1 x).
 
+#define K_MAX K
 #include "dot.h"
 #include "mul_mat.h"
 
@@ -12,14 +13,15 @@ kernel void mul_mat_vec(int m, int x_offset, int r_offset, int y_offset, float e
     local Activations activations;
     if (m == 0)
         return;
-    read_activations(&activations, x + x_offset, norm_w, eps);
+    read_activations(TYPE0, K, NORM, &activations, x + x_offset, norm_w, eps);
     int parts = get_num_groups(0), part = get_group_id(0);
     int end = TOTAL_GROUPS * (part + 1) / parts;
     for (int group = TOTAL_GROUPS * part / parts; group < end; group++) {
         Target target = target_of(group, w0, w1, w2);
-        float16 value = dot16(target.weights, &activations);
+        float16 value;
+        WITH_TYPE_OF(target, value = dot16, K, target.weights, &activations);
 #if SWIGLU
-        value = swiglu16(value, dot16(row_group(w1, group), &activations));
+        value = swiglu16(value, dot16(TYPE1, K, row_group(TYPE1, K, w1, group), &activations));
 #elif ADD
         value += load16(residual + r_offset + target.row, target.count);
 #endif
