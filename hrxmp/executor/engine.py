@@ -19,7 +19,7 @@ import numpy as np
 
 from hrxmp import records
 from hrxmp.dtypes import DType
-from hrxmp.errors import DeviceError, HrxmpError
+from hrxmp.errors import ErrorInfo, DeviceError, HrxmpError
 from hrxmp.executor.counts import EngineStats, GraphCounts
 from hrxmp.executor.graph_program import GraphProgram, GraphPrograms
 from hrxmp.executor.guard import Guard
@@ -226,7 +226,7 @@ class Executor:
             tracer.emit(records.GraphBegin, exec_id=exec_id, uid=graph.uid, nodes=len(graph.nodes))
         try:
             outputs = self._run(graph, inputs or {}, upcoming, run)
-        except HrxmpError as error:
+        except BaseException as error:  # also an interrupt: what began must end in the trace
             self._finish(graph, run, begin, error)
             raise
         return Execution(
@@ -329,7 +329,7 @@ class Executor:
             self._wanted[variant] = wanted
         return wanted
 
-    def _finish(self, graph: Graph, run: _Run, begin: int, error: HrxmpError | None) -> int:
+    def _finish(self, graph: Graph, run: _Run, begin: int, error: BaseException | None) -> int:
         dur_ns = monotonic_ns() - begin
         counts = run.cause.counts
         self.totals.add(counts)
@@ -340,7 +340,7 @@ class Executor:
                 exec_id=run.cause.exec_id,
                 uid=graph.uid,
                 outcome="failed" if error else "ok",
-                error=error.info() if error else None,
+                error=_info(error),
                 program=run.program,
                 program_hit=run.program_hit,
                 prepared_hit=run.prepared_hit,
@@ -358,3 +358,11 @@ def _collected(errors: list[HrxmpError]) -> Iterator[None]:
         yield
     except HrxmpError as error:
         errors.append(error)
+
+
+def _info(error: BaseException | None) -> ErrorInfo | None:
+    if error is None:
+        return None
+    if isinstance(error, HrxmpError):
+        return error.info()
+    return ErrorInfo(code=type(error).__name__, message=str(error))

@@ -96,15 +96,22 @@ def mul_mat(low: Lowering, node: Tensor) -> None:
 def _siblings(low: Lowering, node: Tensor) -> list[Tensor]:
     """The node, and later products of the same rows with weights of the same kind."""
     weight, x = node.sources
-    kind = weight.dtype, layout(low.builder.place(weight))
     found = [
         other
         for other in low.readers(x)
         if other.op == "mul_mat" and other.sources[1] is x and other.index >= node.index
         and other.index not in low.done and low.computed(other.sources[0])
-        and (other.sources[0].dtype, layout(low.builder.place(other.sources[0]))) == kind
+        and _go_together(low, weight, other.sources[0])
     ]  # fmt: skip
     return found[: dispatch.MAX_WEIGHTS]
+
+
+def _go_together(low: Lowering, first: Tensor, other: Tensor) -> bool:
+    """Whether one product may have both weights."""
+    same = layout(low.builder.place(first)) == layout(low.builder.place(other))
+    return (same and first.dtype is other.dtype) or dispatch.mixes(
+        low.traits, first.dtype, other.dtype
+    )
 
 
 def _side_by_side(low: Lowering, products: list[Tensor]) -> Place:

@@ -1,13 +1,15 @@
-"""Device memory of the executor: storages, arenas, uploads and downloads.
+"""Device memory of the executor: a buffer for each storage, and the arena.
 
 The executor process owns one `Memory`. It allocates when asked and frees when nothing refers to
-an allocation any more; it plans nothing (`arena` does). Out of memory is an error that names what
-took it.
+an allocation any more; it plans nothing (`arena.plan` does). Out of memory is an error that names
+what took it.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,44 +17,42 @@ import numpy as np
 from hrxmp.errors import DeviceMemoryError, GraphError
 from hrxmp.graph import Storage
 from hrxmp.kernels.device import Device
+from hrxmp.kernels.loader import opencl
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
 _CHUNK_BYTES = 64 << 20
+_LEAST_BYTES = 64
 
 
 class Memory:
     """Maps storages to OpenCL buffers."""
 
     def __init__(self, device: Device) -> None:
-        import pyopencl as cl
-
-        self._cl = cl
+        self._cl = opencl()
         self._device = device
         self._buffers: weakref.WeakKeyDictionary[Storage, cl.Buffer] = weakref.WeakKeyDictionary()
-        self._named: dict[str, int] = {}
+        self._arena: list[cl.Buffer] = []
 
     def buffer(self, storage: Storage) -> cl.Buffer:
-        """The storage's buffer, allocated at first need."""
+        """The storage's buffer, allocated at first need; DeviceMemoryError when there is no room."""
         found = self._buffers.get(storage)
         if found is None:
-            found = self._buffers[storage] = self.allocate(storage.nbytes, storage.name)
+            found = self._buffers[storage] = self._allocate(storage.nbytes, storage.name)
         return found
 
-    def allocate(self, nbytes: int, name: str) -> cl.Buffer:
-        """A fresh buffer of at least `nbytes`; DeviceMemoryError when there is no room."""
-        cl = self._cl
-        flags = cl.mem_flags.READ_WRITE
-        if self._device.traits.is_cpu:
-            flags |= cl.mem_flags.ALLOC_HOST_PTR
-        try:
-            buffer = cl.Buffer(self._device.context, flags, max(nbytes, 64))
-        except (cl.MemoryError, cl.RuntimeError, cl.LogicError) as error:
-            raise self._out_of_memory(nbytes, name) from error
-        kind = name.rsplit(".", 1)[-1] or "other"
-        self._named[kind] = self._named.get(kind, 0) + nbytes
-        return buffer
+    def arena(self, sizes: Sequence[int]) -> list[cl.Buffer]:
+        """A buffer of at least each size, shared by all programs: one runs at a time, in order."""
+        found: dict[int, cl.Buffer] = {}
+        largest_first = sorted(range(len(sizes)), key=lambda slot: -sizes[slot])
+        for rank, slot in enumerate(largest_first):
+            if rank == len(self._arena):
+                self._arena.append(self._allocate(sizes[slot], "activations"))
+            elif self._arena[rank].size < sizes[slot]:
+                self._arena[rank] = self._allocate(sizes[slot], "activations")
+            found[slot] = self._arena[rank]
+        return [found[slot] for slot in range(len(sizes))]
 
     def upload(self, storage: Storage, data: np.ndarray[Any, Any], offset: int = 0) -> None:
         """Copy a contiguous host array into the storage, in pieces, straight from its pages."""
@@ -66,17 +66,41 @@ class Memory:
                 self._device.queue, buffer, piece, dst_offset=offset + begin, is_blocking=True
             )
 
+    def held(self) -> dict[str, int]:
+        """Bytes by what holds them: `weight`, `cache_k`, `activations`, ..."""
+        sizes: Counter[str] = Counter()
+        for storage in self._buffers:
+            sizes[_kind(storage.name)] += storage.nbytes
+        sizes["activations"] += sum(buffer.size for buffer in self._arena)
+        return dict(sizes)
+
     @property
     def allocated_bytes(self) -> int:
-        """Bytes asked of the device so far."""
-        return sum(self._named.values())
+        """Bytes that storages and arena hold."""
+        return sum(self.held().values())
+
+    def _allocate(self, nbytes: int, name: str) -> cl.Buffer:
+        cl = self._cl
+        flags = cl.mem_flags.READ_WRITE
+        if self._device.traits.is_cpu:
+            flags |= cl.mem_flags.ALLOC_HOST_PTR
+        try:
+            return cl.Buffer(self._device.context, flags, max(nbytes, _LEAST_BYTES))
+        except (cl.Error, OverflowError) as error:
+            raise self._out_of_memory(nbytes, name) from error
 
     def _out_of_memory(self, nbytes: int, name: str) -> DeviceMemoryError:
-        top = sorted(self._named.items(), key=lambda item: -item[1])[:5]
-        holders = ", ".join(f"{kind} {size / 1e6:.0f} MB" for kind, size in top) or "nothing"
+        top = sorted(self.held().items(), key=lambda item: -item[1])[:5]
+        holders = ", ".join(f"{kind} {size / 1e6:.1f} MB" for kind, size in top if size)
         info = self._device.info
         return DeviceMemoryError(
             f"{name or 'a buffer'}: {nbytes / 1e6:.1f} MB could not be allocated on {info.label} "
-            f"({info.memory_bytes / 1e6:.0f} MB); allocated so far: {holders}",
+            f"({info.memory_bytes / 1e6:.0f} MB); held so far: {holders or 'nothing'}",
             remedy="a shorter context or another device needs less",
         )
+
+
+def _kind(name: str) -> str:
+    """`weight` of `blk.0.attn_q.weight`, `cache_k` of `cache_k.0`."""
+    words = [word for word in name.split(".") if not word.isdigit()]
+    return words[-1] if words else "other"

@@ -13,9 +13,11 @@ import os
 import shutil
 import sys
 import tempfile
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from hrxmp.errors import DeviceError
 
@@ -64,10 +66,35 @@ def opencl() -> ModuleType:
     """The pyopencl module. DeviceError when the loader was not prepared or pyopencl is broken."""
     if not _vendors:
         raise DeviceError("the OpenCL loader was not prepared: call prepare_loader() first")
+    return _imported()
+
+
+@cache
+def _imported() -> ModuleType:
     try:
-        return import_module("pyopencl")
+        module = import_module("pyopencl")
+        _share_setters(import_module("pyopencl.invoker"))
     except ImportError as error:
         raise DeviceError(f"pyopencl cannot be imported: {error}") from error
+    return module
+
+
+def _share_setters(invoker: Any) -> None:
+    """Let kernel objects with equal arguments share their setter.
+
+    pyopencl generates and executes Python text for every kernel object, 1.3 ms each; a program of
+    240 commands would pay a third of a second at its first launch.
+    """
+    generate = invoker._generate_enqueue_and_set_args_module
+    made: dict[tuple[object, ...], object] = {}
+
+    def shared(*parts: object) -> object:
+        key = tuple(tuple(part) if isinstance(part, list) else part for part in parts)
+        if key not in made:
+            made[key] = generate(*parts)
+        return made[key]
+
+    invoker._generate_enqueue_and_set_args_module = shared
 
 
 def _vendor_folder(private: Path, prefix: Path) -> Path:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from hrxmp import Execution, Executor
 
 DEFAULT_UBATCH: Final = 512
-SMALLEST_CAPACITY: Final = 2048
-"""Capacities are powers of two from here: runs of different lengths then share their kernels."""
+CAPACITY_STEP: Final = 256
+"""Capacities are multiples of this."""
 
 _KEPT_GRAPHS: Final = 16
 _RELEASE_BYTES: Final = 16 << 20
@@ -88,7 +88,7 @@ class LlamaModel:
             file,
             config,
             LlamaWeights(tensors=file.tensors, storages=storages),
-            _allocate(executor, config, _capacity(limit, config), kv_dtype),
+            _allocate(executor, config, _capacity(limit), kv_dtype),
             context=limit,
             ubatch=ubatch,
         )
@@ -187,10 +187,9 @@ def _context(file: GgufFile, config: LlamaConfig, wanted: int | None) -> int:
     return wanted
 
 
-def _capacity(context: int, config: LlamaConfig) -> int:
-    """Rows of the cache: the next power of two, so that few capacities exist to specialise for."""
-    rounded = max(SMALLEST_CAPACITY, 1 << (context - 1).bit_length())
-    return min(rounded, max(config.context_length, context))
+def _capacity(context: int) -> int:
+    """Rows of the cache: a little more than the context, so that graphs of few shapes exist."""
+    return -(-context // CAPACITY_STEP) * CAPACITY_STEP
 
 
 def _allocate(executor: Executor, config: LlamaConfig, capacity: int, dtype: DType) -> KvCache:
