@@ -26,7 +26,8 @@ from hrxmp.executor.pool_compiler import PoolCompiler
 from hrxmp.executor.reasons import Reasons, Storms
 from hrxmp.identity import Identity, new_identity, new_run_id
 from hrxmp.kernels import build
-from hrxmp.kernels.device import Device, open_device
+from hrxmp.kernels.device import Device, KeyFields, open_device
+from hrxmp.kernels.keys import KeyComponents
 from hrxmp.kernels.loader import prepare_loader
 from hrxmp.kernels.store import Store, open_store
 from hrxmp.settings import Settings
@@ -94,7 +95,8 @@ class Session:
             scratch=settings.runtime_dir or None,
             cuda_cache=self.store.driver_cache(),
         )
-        device = open_device(settings.device or None)
+        known = {fields_of(item) for item in self.store.components_index()}
+        device = open_device(settings.device or None, proven=known.__contains__, passed_over=say)
         guard = Guard(settings.on_compile, settings.warm_after)
         storms = Storms(settings.storm_keys, int(settings.storm_s * 1e9))
         self._reasons = Reasons(self.store, storms, self.tracer, say)
@@ -137,6 +139,11 @@ class Session:
             watched=["requests", "driver-load", "driver-first-launch"], cold=cold,
             components=build.shared_components(device, self.settings.sanitizer),
         )  # fmt: skip
+
+
+def fields_of(item: KeyComponents) -> KeyFields:
+    """The device for which a kernel was compiled: it has shown that it can."""
+    return item.platform, item.device, item.compute_units, item.driver
 
 
 def connect() -> Executor:

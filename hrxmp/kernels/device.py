@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -22,6 +23,9 @@ from hrxmp.kernels.loader import opencl, prepare_loader
 
 if TYPE_CHECKING:
     import pyopencl as cl
+
+KeyFields = tuple[str, str, int, str]
+"""Platform, device, compute units, driver version."""
 
 __all__ = [
     "Device",
@@ -79,17 +83,9 @@ class Device:
         """A second queue, for launches that must not wait for what the first one holds."""
         return opencl().CommandQueue(self.context, self.handle)
 
-    def key_fields(self) -> tuple[str, str, int, str]:
+    def key_fields(self) -> KeyFields:
         """Platform, device, compute units and driver version, as a kernel key names them."""
-        info = self.info
-        # A CPU runtime names the product line only; its vector width is what its code depends on.
-        width = self.handle.native_vector_width_float
-        return (
-            f"{info.platform} {info.version}",
-            f"{info.name} float{width}",
-            info.compute_units,
-            info.driver,
-        )
+        return _key_fields(self.info, self.handle)
 
 
 def list_devices(*, probed: bool = True) -> list[DeviceInfo]:
@@ -102,21 +98,34 @@ def list_devices(*, probed: bool = True) -> list[DeviceInfo]:
     return [_judged(info, reason) for info, reason in zip(infos, reasons, strict=True)]
 
 
-def open_device(spec: str | None = None, *, probed: bool = True) -> Device:
+def open_device(
+    spec: str | None = None,
+    *,
+    probed: bool = True,
+    proven: Callable[[KeyFields], bool] | None = None,
+    passed_over: Callable[[str], None] | None = None,
+) -> Device:
     """Open the device that SPEC means, or the first usable one.
 
     SPEC is an index, a PCI address, a UUID, a label, or a part of a name. `probed=False` trusts
-    the device, for a process that is handed the `Device.spec` of another one's open device.
+    the device, for a process that is handed the `Device.spec` of another one's open device; one
+    that is `proven`, because a kernel was compiled for it before, is trusted too. `passed_over` is
+    told of each device that does not work when a later one is taken instead.
     Raises DeviceNotFoundError, DeviceAmbiguousError, DeviceBrokenError, DeviceError (none usable).
     """
     found = _enumerate()
     infos = [info for info, _ in found]
     candidates = [select(spec, infos)] if spec else infos
-    refused = []
+    refused: list[str] = []
     for info in candidates:
-        reason = probe.broken_reason(info.index) if probed else ""
+        handle = found[info.index][1]
+        trusted = not probed or (proven is not None and proven(_key_fields(info, handle)))
+        reason = "" if trusted else probe.broken_reason(info.index)
         if not reason:
-            return Device(info, found[info.index][1], _exact_spec(info, infos))
+            if passed_over is not None:
+                for text in refused:
+                    passed_over(f"device {text}: passed over")
+            return Device(info, handle, _exact_spec(info, infos))
         refused.append(f"{info.index} {info.label}: {reason}")
     if spec:
         raise DeviceBrokenError(f"device {spec!r} does not work: {refused[0]}")
@@ -139,6 +148,13 @@ def select(spec: str, infos: list[DeviceInfo]) -> DeviceInfo:
         listed = "; ".join(f"{info.index} {info.label}" for info in matches)
         raise DeviceAmbiguousError(f"{len(matches)} devices match {spec!r}: {listed}")
     return matches[0]
+
+
+def _key_fields(info: DeviceInfo, handle: cl.Device) -> KeyFields:
+    # A CPU runtime names the product line only; its vector width is what its code depends on.
+    width = handle.native_vector_width_float
+    name = f"{info.name} float{width}"
+    return f"{info.platform} {info.version}", name, info.compute_units, info.driver
 
 
 def _exact_names(info: DeviceInfo) -> set[str]:
