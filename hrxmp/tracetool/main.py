@@ -87,7 +87,7 @@ def _extract(options: argparse.Namespace) -> int:
 
 
 def _summary(options: argparse.Namespace) -> int:
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 132)
     for run in _runs(options):
         summary.show(run, console)
     return 0

@@ -75,7 +75,7 @@ def _kernel_row(name: str, ones: list[Wanted]) -> list[str]:
 
 def _slowest(compiled: list[Wanted]) -> Table:
     table = Table(title="Slowest compiles", title_justify="left")
-    for name in ("request", "execution", "time"):
+    for name in ("request", "exec", "time"):
         table.add_column(name, justify="right")
     table.add_column("kernel", overflow="fold")
     table.add_column("why", overflow="fold")
@@ -89,7 +89,7 @@ def _slowest(compiled: list[Wanted]) -> Table:
 
 def _busy(executions: list[Execution]) -> Table:
     table = Table(title="Executions that asked, compiled or waited", title_justify="left")
-    for name in ("execution", "time", "requests", "compiles", "joins", "disk", "waits", "waited"):
+    for name in ("exec", "time", "requests", "compiles", "joins", "disk", "waits", "waited"):
         table.add_column(name, justify="right")
     table.add_column("outcome")
     for one in executions[: 3 * TOP]:
