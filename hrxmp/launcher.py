@@ -210,5 +210,5 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-_TOOLS = {"devices": "hrxmp.workloads.devices"}
+_TOOLS = {"devices": "hrxmp.workloads.devices", "store": "hrxmp.workloads.store"}
 """Commands that need no executor."""

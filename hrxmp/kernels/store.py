@@ -11,16 +11,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
-import secrets
-import stat
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from hrxmp.errors import StoreError
+from hrxmp.kernels import folder as files
 from hrxmp.kernels.entry import (
     MAX_ENTRY_BYTES,
     EntryError,
@@ -30,14 +27,11 @@ from hrxmp.kernels.entry import (
     decode_header,
     encode,
 )
+from hrxmp.kernels.folder import SUFFIX
 from hrxmp.kernels.keys import KeyComponents
 from hrxmp.settings import Settings
 
-SUFFIX = ".hrxk"
-_NAME = re.compile(r"([0-9a-f]{64})\.hrxk")
-_TEMPORARY = re.compile(r"\.tmp-(\d+)-[0-9a-f]{16}")
-_TOUCH_AFTER_S = 60.0
-_STALE_AFTER_S = 3600.0
+_MEASURE_EVERY = 32
 _MAKE_ROOM = "free some space or set HRXMP_CACHE to another folder"
 _USE_ANOTHER = "going on without it; HRXMP_CACHE sets another folder"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -102,7 +96,8 @@ class Store:
         self._strict = strict
         self._warn = warn or (lambda _text: None)
         self._said: set[str] = set()
-        self._room: tuple[int, int] | None = None
+        self._room = 0, 0
+        self._puts = 0
         self._known: dict[str, KeyComponents] = {}
 
     def driver_cache(self) -> str:
@@ -112,12 +107,12 @@ class Store:
         """
         if self.folder is None:
             return ""
-        folder = self.folder / "cuda"
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with files.opened_folder(self.folder, own=True, create=True) as folder:
+                files.private_subfolder(folder, "cuda")
         except OSError:  # said when the store itself is written to
             return ""
-        return str(folder)
+        return str(self.folder / "cuda")
 
     def get(self, key: str, expected: KeyComponents) -> StoreEntry | Miss:
         """The entry of `key`, whole and made for `expected`, or why there is none."""
@@ -135,6 +130,11 @@ class Store:
         self._count_miss(reason)
         return Miss(reason=reason)
 
+    def read_any(self, key: str) -> StoreEntry | None:
+        """The own folder's entry of `key` whatever it is made of, if it is whole."""
+        found = self._read(self.folder, key, True) if self.folder is not None else None
+        return found if isinstance(found, StoreEntry) and found.key == key else None
+
     def put(
         self, key: str, components: KeyComponents, binary: bytes, kind: str, compile_ns: int = 0
     ) -> str:
@@ -146,8 +146,8 @@ class Store:
         )
         try:
             payload = encode(entry)
-            with self._open_folder(self.folder, own=True, create=True) as folder:
-                _write_and_rename(folder, key + SUFFIX, payload)
+            with files.opened_folder(self.folder, own=True, create=True) as folder:
+                files.write_entry(folder, key + SUFFIX, payload)
                 self._make_room(folder, len(payload))
         except (OSError, EntryError) as error:
             return self._trouble("written", error)
@@ -158,7 +158,7 @@ class Store:
         """Take an entry out, e.g. because the driver refuses it. A layer's stays where it is."""
         if self.folder is None:
             return
-        with contextlib.suppress(OSError), self._open_folder(self.folder, own=True) as folder:
+        with contextlib.suppress(OSError), files.opened_folder(self.folder, own=True) as folder:
             os.unlink(key + SUFFIX, dir_fd=folder)
 
     def components_index(self) -> list[KeyComponents]:
@@ -166,8 +166,8 @@ class Store:
         components, so each header is read once, whatever becomes of the file."""
         index = []
         for folder, own in self._folders():
-            with contextlib.suppress(OSError), self._open_folder(folder, own=own) as descriptor:
-                for name in _entry_names(descriptor):
+            with contextlib.suppress(OSError), files.opened_folder(folder, own=own) as descriptor:
+                for name in files.entry_names(descriptor):
                     if name in self._known or self._learn(descriptor, name, own):
                         index.append(self._known[name])
         return index
@@ -176,8 +176,8 @@ class Store:
         """How many entries there are, in the layers too; nothing is read."""
         count = 0
         for folder, own in self._folders():
-            with contextlib.suppress(OSError), self._open_folder(folder, own=own) as descriptor:
-                count += len(_entry_names(descriptor))
+            with contextlib.suppress(OSError), files.opened_folder(folder, own=own) as descriptor:
+                count += len(files.entry_names(descriptor))
         return count
 
     def entries(self, *, verify: bool = False) -> Iterator[Listed]:
@@ -185,8 +185,8 @@ class Store:
         if self.folder is None:
             return
         try:
-            with self._open_folder(self.folder, own=True) as folder:
-                for name in sorted(_entry_names(folder)):
+            with files.opened_folder(self.folder, own=True) as folder:
+                for name in sorted(files.entry_names(folder)):
                     if (listed := self._list_one(folder, name, verify)) is not None:
                         yield listed
         except FileNotFoundError:
@@ -199,7 +199,7 @@ class Store:
         if self.folder is None:
             return 0
         try:
-            with self._open_folder(self.folder, own=True) as folder:
+            with files.opened_folder(self.folder, own=True) as folder:
                 return self._evict(folder, limit_bytes, limit_entries)
         except FileNotFoundError:
             return 0
@@ -214,8 +214,8 @@ class Store:
 
     def _read(self, folder: Path, key: str, own: bool) -> StoreEntry | Miss:
         try:
-            with self._open_folder(folder, own=own) as descriptor:
-                payload = _read_file(descriptor, key + SUFFIX, own)
+            with files.opened_folder(folder, own=own) as descriptor:
+                payload = files.read_entry(descriptor, key + SUFFIX, MAX_ENTRY_BYTES, own=own)
             return decode(payload)
         except FileNotFoundError:
             return Miss(reason="absent")
@@ -227,7 +227,7 @@ class Store:
 
     def _learn(self, folder: int, name: str, own: bool) -> bool:
         try:
-            with _open_entry(folder, name, own) as fd:
+            with files.opened_entry(folder, name, own=own) as fd:
                 header = decode_header(os.read(fd, 65536))
         except (OSError, EntryError):
             return False
@@ -240,8 +240,8 @@ class Store:
         header, problem = None, ""
         try:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            with _open_entry(folder, name, own=True) as fd:
-                payload = _read_all(fd, status.st_size if verify else 65536)
+            with files.opened_entry(folder, name, own=True) as fd:
+                payload = files.read_exactly(fd, status.st_size if verify else 65536)
             header = decode_header(payload)
             if header.key + SUFFIX != name:
                 problem = "corrupt: under another key's name"
@@ -264,10 +264,11 @@ class Store:
     # -- room ---------------------------------------------------------------------------------
 
     def _make_room(self, folder: int, added: int) -> None:
-        """Keep within the limits. Other processes write too, so the folder is measured again when
-        the estimate nears a limit; a small limit is measured every time."""
-        if self._room is None:
-            self._room = _measure(folder)
+        """Keep within the limits. Other processes write too, so the folder is measured again now
+        and then, and cleared when the estimate nears a limit."""
+        self._puts += 1
+        if self._puts % _MEASURE_EVERY == 1:
+            self._room = files.measure(folder)
         else:
             self._room = self._room[0] + added, self._room[1] + 1
         size, entries = self._room
@@ -275,46 +276,12 @@ class Store:
             self._evict(folder, self._limit_bytes, self._limit_entries)
 
     def _evict(self, folder: int, limit_bytes: int, limit_entries: int) -> int:
-        """Unlinking breaks nobody: a reader has the whole entry in memory."""
-        files = []
-        for name in os.listdir(folder):
-            with contextlib.suppress(FileNotFoundError):
-                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                if _NAME.fullmatch(name):
-                    files.append((status.st_mtime_ns, status.st_size, name))
-                elif _is_stale(name, status):
-                    os.unlink(name, dir_fd=folder)
-        files.sort(reverse=True)
-        gone = 0
-        while files and (
-            len(files) > limit_entries or sum(size for _, size, _ in files) > limit_bytes
-        ):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(files.pop()[2], dir_fd=folder)
-                gone += 1
-        self._room = sum(size for _, size, _ in files), len(files)
-        self.counts["evicted"] += gone
-        return gone
+        removed, size, entries = files.evict(folder, limit_bytes, limit_entries)
+        self._room = size, entries
+        self.counts["evicted"] += removed
+        return removed
 
     # -- trouble ------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _open_folder(self, folder: Path, *, own: bool, create: bool = False) -> Iterator[int]:
-        """A descriptor of `folder`, checked. PermissionError when others could write there."""
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if own else 0)
-        try:
-            descriptor = os.open(folder, flags)
-        except FileNotFoundError:
-            if not create:
-                raise
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            folder.mkdir(mode=0o700, exist_ok=True)
-            descriptor = os.open(folder, flags)
-        try:
-            _check(os.fstat(descriptor), "the folder", own)
-            yield descriptor
-        finally:
-            os.close(descriptor)
 
     def _count_miss(self, reason: str) -> None:
         self.counts["misses"] += 1
@@ -353,89 +320,6 @@ def open_store(settings: Settings, warn: Callable[[str], None] | None) -> Store:
         strict=settings.cache_strict,
         warn=warn,
     )
-
-
-def _check(status: os.stat_result, what: str, own: bool) -> None:
-    owners = (os.geteuid(),) if own else (os.geteuid(), 0)
-    if status.st_uid not in owners:
-        raise PermissionError(errno.EPERM, f"{what} belongs to user {status.st_uid}")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(errno.EPERM, f"{what} is writable by other users")
-
-
-@contextlib.contextmanager
-def _open_entry(folder: int, name: str, own: bool) -> Iterator[int]:
-    # Not blocking: a planted FIFO must not hang the reader.
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    fd = os.open(name, flags, dir_fd=folder)
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise PermissionError(errno.EPERM, "the entry is not a regular file")
-        _check(status, "the entry", own)
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _read_file(folder: int, name: str, own: bool) -> bytes:
-    with _open_entry(folder, name, own) as fd:
-        status = os.fstat(fd)
-        payload = _read_all(fd, status.st_size)
-        if own and time.time() - status.st_mtime > _TOUCH_AFTER_S:
-            with contextlib.suppress(OSError):  # a read-only file system
-                os.utime(fd)
-        return payload
-
-
-def _read_all(fd: int, size: int) -> bytes:
-    if size > MAX_ENTRY_BYTES:
-        raise EntryError(f"{size} bytes are too many")
-    pieces = []
-    while size > 0 and (piece := os.read(fd, size)):
-        pieces.append(piece)
-        size -= len(piece)
-    return b"".join(pieces)
-
-
-def _write_and_rename(folder: int, name: str, payload: bytes) -> None:
-    temporary = f".tmp-{os.getpid()}-{secrets.token_hex(8)}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(temporary, flags, 0o600, dir_fd=folder)
-    try:
-        try:
-            view = memoryview(payload)
-            while view:
-                view = view[os.write(fd, view) :]
-        finally:
-            os.close(fd)
-        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary, dir_fd=folder)
-        raise
-
-
-def _entry_names(folder: int) -> list[str]:
-    return [name for name in os.listdir(folder) if _NAME.fullmatch(name)]
-
-
-def _measure(folder: int) -> tuple[int, int]:
-    size = count = 0
-    for name in _entry_names(folder):
-        with contextlib.suppress(FileNotFoundError):
-            size += os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
-            count += 1
-    return size, count
-
-
-def _is_stale(name: str, status: os.stat_result) -> bool:
-    """Whether a temporary file was left by a writer that is gone."""
-    match = _TEMPORARY.fullmatch(name)
-    if match is None:
-        return False
-    age_s = time.time() - status.st_mtime
-    return age_s > _STALE_AFTER_S or (age_s > 10 and not Path(f"/proc/{match[1]}").exists())
 
 
 def _text(error: Exception) -> str:

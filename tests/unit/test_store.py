@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import os
 import stat
+import tarfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from hrxmp.errors import StoreError
 from hrxmp.kernels import entry as entry_module
 from hrxmp.kernels import store as store_module
+from hrxmp.kernels.bundle import export_bundle, import_bundle
 from hrxmp.kernels.entry import EntryError, StoreEntry, decode, decode_header, encode
 from hrxmp.kernels.keys import KeyComponents
 from hrxmp.kernels.store import Miss, Store
+from hrxmp.settings import Settings
+from hrxmp.workloads.store import main as store_command
 
 
 def parts(number: int = 0) -> KeyComponents:
@@ -347,3 +353,101 @@ def test_components_are_kept_in_the_clear(store: Store) -> None:
     store.put(wanted.digest(), wanted, b"b", "fake")
     assert store.components_index() == [wanted]
     assert b'"WTYPE"' in (store.folder or Path()).joinpath(wanted.digest() + ".hrxk").read_bytes()
+
+
+def bundle_of(tmp_path: Path, count: int = 3) -> Path:
+    source = Store(tmp_path / "source")
+    for number in range(count):
+        put(source, number)
+    assert export_bundle(source, tmp_path / "bundle") == count
+    return tmp_path / "bundle"
+
+
+def test_a_bundle_carries_a_store(tmp_path: Path, store: Store) -> None:
+    found = import_bundle(store, bundle_of(tmp_path))
+    assert (found.taken, found.refused) == (3, ())
+    assert isinstance(get(store, 2), StoreEntry)
+    with pytest.raises(StoreError, match="cannot be written"):
+        export_bundle(store, tmp_path / "bundle")  # never over a file that is there
+
+
+def test_bad_entries_of_a_bundle_are_refused_one_by_one(tmp_path: Path, store: Store) -> None:
+    """Torn, foreign, linked and wandering members: no name in a bundle becomes a path."""
+    whole = bundle_of(tmp_path, 1).read_bytes()
+    entry = whole[512 : 512 + file_size(whole)]
+    path = tmp_path / "evil"
+    with tarfile.open(path, "w") as bundle:
+        for name, content in (
+            ("../../evil.hrxk", entry), ("torn.hrxk", entry[:-1]), ("other", b"x" * 100),
+        ):  # fmt: skip
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            bundle.addfile(member, io.BytesIO(content))
+        link = tarfile.TarInfo("link.hrxk")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        bundle.addfile(link)
+    found = import_bundle(store, path)
+    assert found.taken == 1  # whole, and stored under its own key
+    assert [name for name, _ in found.refused] == ["torn.hrxk", "other", "link.hrxk"]
+    assert store.folder is not None
+    assert [p.name for p in store.folder.iterdir()] == [file_of(store, 0).name]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bundle", "evil", "source", "store"]
+
+
+@given(st.binary(max_size=3000), st.integers(0, 3000))
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bundle_is_read_or_refused(tmp_path: Path, junk: bytes, at: int) -> None:
+    path = tmp_path / "junk"
+    if not (tmp_path / "bundle").exists():
+        bundle_of(tmp_path)
+    whole = (tmp_path / "bundle").read_bytes()
+    path.write_bytes(whole[:at] + junk + whole[at + len(junk) :])
+    with contextlib.suppress(StoreError):
+        import_bundle(Store(tmp_path / "into"), path)
+
+
+def test_a_bundle_that_others_could_have_written_is_not_trusted(
+    tmp_path: Path, store: Store
+) -> None:
+    path = bundle_of(tmp_path)
+    path.chmod(0o666)
+    with pytest.raises(StoreError, match="writable by other users"):
+        import_bundle(store, path)
+    with pytest.raises(StoreError, match="cannot be read"):
+        import_bundle(store, tmp_path / "none")
+
+
+def file_size(tar: bytes) -> int:
+    return int(tar[124:135], 8)
+
+
+def test_the_store_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = Settings(cache=str(tmp_path / "store"))
+    store = Store(tmp_path / "store")
+    for number in range(4):
+        put(store, number)
+    file_of(store, 1).write_bytes(b"torn")
+    assert store_command(["ls", "-o", "jsonl"], chosen) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert store_command(["verify"], chosen) == 1
+    assert "corrupt" in capsys.readouterr().out
+    assert store_command(["verify", "--remove"], chosen) == 0
+    assert store_command(["export", str(tmp_path / "b")], chosen) == 0
+    assert store_command(["prune", "--max-entries", "1"], chosen) == 0
+    assert "2 entries removed, 1 left" in capsys.readouterr().err
+    assert store_command(["import", str(tmp_path / "b")], chosen) == 0
+    assert store.entry_count() == 3
+    with pytest.raises(StoreError, match="off"):
+        store_command(["ls"], Settings(cache="off"))
+
+
+def test_the_driver_s_cache_lies_in_a_private_folder(store: Store) -> None:
+    old = os.umask(0o002)
+    try:
+        folder = Path(store.driver_cache())
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert put(store) == ""
+    folder.chmod(0o777)
+    assert store.driver_cache() == ""
