@@ -39,7 +39,7 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/compare.py
 
 install-systemd:
-	deploy/install.sh "$(DESTDIR)"
+	BINDIR="$(BINDIR)" deploy/install.sh "$(DESTDIR)"
 
 clean:
 	rm -rf $(VENV) .demo-store build *.egg-info

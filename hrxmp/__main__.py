@@ -70,17 +70,21 @@ def _executor() -> None:
 
 def _exit(role: Callable[[list[str]], int]) -> None:
     """End with the role's exit code; errors of ours are told without a traceback."""
-    from hrxmp.errors import HrxmpError, UsageError
+    from hrxmp.errors import HrxmpError
 
     try:
         code = role(sys.argv[1:])
     except HrxmpError as error:
         sys.stderr.write(f"hrxmp: error [{error.code}]: {error}\n")
-        code = 2 if isinstance(error, UsageError) else 1
+        code = _CODES.get(error.code, 1)
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         sys.stderr.close()
         code = 1
     sys.exit(code)
+
+
+_CODES = {"usage": 2, "setting": 2, "compile-forbidden": 3}
+"""Exit codes by error code, 1 for all others; a service manager tells them apart."""
 
 
 if __name__ == "__main__":
