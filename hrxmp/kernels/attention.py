@@ -17,6 +17,7 @@ from hrxmp.kernels import nvidia
 from hrxmp.kernels.definition import DeviceTraits, KernelDefinition, arguments
 from hrxmp.kernels.keys import Param, Variant
 from hrxmp.kernels.launch import Launch
+from hrxmp.kernels.layer import LAYER_ROW
 
 RopeMode = Literal["norm", "neox"]
 Params = tuple[tuple[str, Param], ...]
@@ -68,6 +69,7 @@ DEFINITIONS = (
             "v_cache:buffer y:buffer"
         ),
     ),
+    LAYER_ROW,
 )
 
 

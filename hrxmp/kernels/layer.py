@@ -1,0 +1,214 @@
+"""Fuses the five launches of a transformer layer for one row into one: a launch costs about as much
+as a small product. `cl/layer_row.cl` runs them as phases that its work-groups claim.
+
+Pure functions of launches and slots, run by the executor's lowering; no device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from hrxmp.kernels.definition import DeviceTraits, KernelDefinition, arguments
+from hrxmp.kernels.keys import Param, Variant
+from hrxmp.kernels.launch import Launch
+
+PHASES = 5
+_SPLITS = 8
+"""Most splits of the cache."""
+_STATE_BYTES = 4 * 16 * (1 + 2 * PHASES)
+_TYPES = "WQ WK WV WO WG WU WD"
+_CACHE = "HEAD_DIM HEADS KV_HEADS KV N_DIMS NEOX FACTORS"
+
+LAYER_ROW = KernelDefinition(
+    name="layer_row",
+    source="layer_row.cl",
+    entry_point="layer_row",
+    params=(*_TYPES.split(), "HIDDEN", "FFN", *_CACHE.split(), "DOT", "SPLITS", "PARTS_A_PHASE"),
+    args=arguments(
+        "m:int capacity:int x_offset:int y_offset:int eps:float scale:float freq_base:float "
+        "freq_scale:float x:buffer attn_norm:buffer wq:buffer wk:buffer wv:buffer wo:buffer "
+        "ffn_norm:buffer wg:buffer wu:buffer wd:buffer positions:buffer factors:buffer "
+        "k_cache:buffer v_cache:buffer scratch:buffer state:buffer y:buffer"
+    ),
+)
+
+_ARGS = {
+    "mul_mat_vec": "m x_offset r_offset y_offset eps x norm_w w0 w1 w2 residual y",
+    "flash_attn_row": "m capacity q_offset y_offset scale freq_base freq_scale q positions factors "
+    "k_cache v_cache y",
+}
+"""Argument names of the kernels that are fused, in order."""
+
+_OPERANDS = {
+    "x": (0, "x"),
+    "attn_norm": (0, "norm_w"),
+    "wq": (0, "w0"),
+    "wk": (0, "w1"),
+    "wv": (0, "w2"),
+    "wo": (2, "w0"),
+    "ffn_norm": (3, "norm_w"),
+    "wg": (3, "w0"),
+    "wu": (3, "w1"),
+    "wd": (4, "w0"),
+    "positions": (1, "positions"),
+    "factors": (1, "factors"),
+    "k_cache": (1, "k_cache"),
+    "v_cache": (1, "v_cache"),
+    "y": (4, "y"),
+}
+"""Operands of the fused launch: which launch of the five had them, under which argument."""
+
+
+class FusedLayer(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch for five. Its operands are those of `slots`, and two more for it alone.
+
+    `scratch` needs no contents. `state` must be zero before the first launch, and every launch
+    leaves it zero; launches of one in-order queue may share both.
+    """
+
+    launch: Launch
+    slots: dict[str, int]
+    """Operand name -> the slot it had; without `scratch` and `state`."""
+    scratch_bytes: int
+    state_bytes: int = _STATE_BYTES
+
+
+def fuse_layer(
+    traits: DeviceTraits, launches: Sequence[Launch], slots: Sequence[Mapping[str, int]]
+) -> FusedLayer | None:
+    """The five launches (q k v; rope and attention; output; gate and up; down) as one, or None.
+
+    `slots` gives, for each launch, the memory slot of each of its operands; a slot holds one value
+    from the launch that writes it to the last that reads it. The caller must know that nobody else
+    reads what the first four write, but the caches.
+    """
+    if len(launches) != PHASES or traits.form != "intel-cpu":
+        return None
+    steps = [_Step.of(launch, held) for launch, held in zip(launches, slots, strict=True)]
+    if not _kinds_fit(steps) or not _sizes_fit(steps) or not _values_flow(steps):
+        return None
+    qkv, attention, _, _, down = steps
+    hidden, ffn, heads = int(qkv.params["K"]), int(down.params["K"]), attention.params
+    operands = dict(_OPERANDS)
+    if not heads["FACTORS"]:
+        operands["factors"] = operands["positions"]
+    parts = 4 * traits.compute_units
+    return FusedLayer(
+        launch=Launch(
+            variant=Variant(
+                definition=LAYER_ROW.name, params=_params(steps, parts), local_size=(1,)
+            ),
+            args=(
+                1,
+                *(attention.args["capacity"], qkv.args["x_offset"], down.args["y_offset"]),
+                *(qkv.args["eps"], attention.args["scale"]),
+                *(attention.args["freq_base"], attention.args["freq_scale"]),
+                *(argument.name for argument in LAYER_ROW.args if argument.kind == "buffer"),
+            ),
+            global_size=(traits.compute_units,),
+            writes=("k_cache", "v_cache", "scratch", "state", "y"),
+            flops=sum(launch.flops for launch in launches),
+            nbytes=sum(launch.nbytes for launch in launches),
+        ),
+        slots={name: steps[step].slot(argument) for name, (step, argument) in operands.items()},
+        scratch_bytes=4 * _scratch_floats(heads, hidden, ffn),
+    )
+
+
+class _Step(msgspec.Struct, frozen=True, kw_only=True):
+    """A launch with names: parameters, arguments, and the slots of its operands."""
+
+    kind: str
+    params: dict[str, Param]
+    args: dict[str, str | int | float]
+    held: dict[str, int]
+
+    @classmethod
+    def of(cls, launch: Launch, held: Mapping[str, int]) -> _Step:
+        kind = launch.variant.definition
+        names = _ARGS.get(kind, "").split()
+        return cls(
+            kind=kind,
+            params=dict(launch.variant.params),
+            args=dict(zip(names, launch.args, strict=True)) if names else {},
+            held=dict(held),
+        )
+
+    def slot(self, argument: str) -> int:
+        """The memory slot of a buffer argument."""
+        return self.held[str(self.args[argument])]
+
+
+def _kinds_fit(steps: list[_Step]) -> bool:
+    if [step.kind for step in steps] != ["mul_mat_vec", "flash_attn_row", *["mul_mat_vec"] * 3]:
+        return False
+    qkv, attention, output, gate_up, down = steps
+    products = (qkv, output, gate_up, down)
+    return (
+        [(step.params["NORM"], step.params["EPILOGUE"]) for step in products]
+        == [(1, "none"), (0, "add"), (1, "swiglu"), (0, "add")]
+        and attention.params["ROPE"] == 1
+        and qkv.params["N2"] != 0
+        and all(step.params["N1"] == 0 for step in (output, down))
+        and all(step.params["LAYOUT"] == "lane16" for step in products)
+        and len({step.params["DOT"] for step in products}) == 1
+        and qkv.args["eps"] == gate_up.args["eps"]
+    )
+
+
+def _sizes_fit(steps: list[_Step]) -> bool:
+    qkv, attention, output, gate_up, down = (step.params for step in steps)
+    head_dim, hidden = int(attention["HEAD_DIM"]), qkv["K"]
+    width, kv_width = head_dim * int(attention["HEADS"]), head_dim * int(attention["KV_HEADS"])
+    return (
+        head_dim % 32 == 0
+        and (qkv["N0"], qkv["N1"], qkv["N2"]) == (width, kv_width, kv_width)
+        and (output["K"], output["N0"], gate_up["K"], down["N0"]) == (width, *[hidden] * 3)
+        and gate_up["N0"] == down["K"]
+    )
+
+
+def _values_flow(steps: list[_Step]) -> bool:
+    """Whether each launch reads what the one before has written, from its first element on."""
+    qkv, attention, output, gate_up, down = steps
+    inner = [
+        (qkv.args["y_offset"], attention.args["q_offset"]),
+        (attention.args["y_offset"], output.args["x_offset"]),
+        (output.args["y_offset"], gate_up.args["x_offset"]),
+        (gate_up.args["y_offset"], down.args["x_offset"]),
+        (down.args["r_offset"], 0),
+    ]
+    return (
+        all(a == b == 0 for a, b in inner)
+        and output.args["r_offset"] == qkv.args["x_offset"]
+        and qkv.slot("y") == attention.slot("q")
+        and attention.slot("y") == output.slot("x")
+        and qkv.slot("x") == output.slot("residual")
+        and output.slot("y") == gate_up.slot("x") == down.slot("residual")
+        and gate_up.slot("y") == down.slot("x")
+    )
+
+
+def _params(steps: list[_Step], parts: int) -> tuple[tuple[str, Param], ...]:
+    qkv, attention, output, gate_up, down = (step.params for step in steps)
+    types = (
+        qkv["W0"],
+        qkv["W1"],
+        qkv["W2"],
+        output["W0"],
+        gate_up["W0"],
+        gate_up["W1"],
+        down["W0"],
+    )
+    cache = (attention[name] for name in _CACHE.split())
+    values = (*types, qkv["K"], down["K"], *cache, qkv["DOT"], _SPLITS, parts)
+    return tuple(zip(LAYER_ROW.params, values, strict=True))
+
+
+def _scratch_floats(heads: Mapping[str, Param], hidden: int, ffn: int) -> int:
+    """Elements of struct Scratch in `cl/layer_row.cl`."""
+    head_dim, n_heads, n_kv_heads = (int(heads[n]) for n in ("HEAD_DIM", "HEADS", "KV_HEADS"))
+    rows = (n_heads + 2 * n_kv_heads) * head_dim
+    return rows + n_heads * _SPLITS * (head_dim + 16) + hidden + ffn
