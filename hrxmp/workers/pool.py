@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import os
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 from hrxmp import wire
@@ -20,13 +19,10 @@ from hrxmp.kernels.entry import StoreEntry
 from hrxmp.kernels.store import Store
 from hrxmp.messages import (
     Body,
-    CompileAccepted,
     CompileCancel,
-    CompileDone,
     CompileJob,
     CompileNoted,
     CompileRequest,
-    CompileStarted,
     CompileUrgent,
     FromWorker,
     Goodbye,
@@ -61,7 +57,8 @@ from hrxmp.workers.actions import (
 )
 from hrxmp.workers.broker import Broker
 from hrxmp.workers.crew import Crew, Gone
-from hrxmp.workers.sessions import Outgoing, RunTrace, Session, Traces, failed_message
+from hrxmp.workers.sessions import Outgoing, Session, Traces
+from hrxmp.workers.teller import Teller
 
 HEARTBEAT_MS = 500
 _AT_ONCE = 256
@@ -90,6 +87,7 @@ class Pool:
         self.crew = crew
         self.sessions: dict[bytes, Session] = {}
         self._clients: dict[Client, Session] = {}
+        self._teller = Teller(requests, crew, self._clients)
         self._traces = traces
         self._store = store
         self._memory_mb = settings.job_memory_mb
@@ -211,8 +209,7 @@ class Pool:
             stored = self._lookup(request) if self.broker.book.needs_lookup(request) else None
         except HrxmpError as error:
             failure = Failure(outcome="setup", compiler_started=False, error=error.info())
-            answer = failed_message(body.request_id, "", 0, failure)
-            session.send(self.requests, Outgoing(body=answer, exec_id=exec_id))
+            self._teller.refuse(session, request, failure)
             return
         self._do(self.broker.submit(request, now, stored))
 
@@ -325,7 +322,7 @@ class Pool:
             case Kill(worker=worker, reason=reason, held=held):
                 self.crew.kill(worker, reason, held)
             case Accept() | Begin() | Progress() | End() | Started() | Answer():
-                self._tell(action)
+                self._teller.tell(action)
 
     def _spawn(self, action: Spawn) -> None:
         try:
@@ -347,67 +344,6 @@ class Pool:
         self.crew.assigned(action.worker)
         if not self.crew.send(self.work, action.worker, job):
             self.crew.kill(action.worker, "it could not be reached")
-
-    def _tell(self, action: Accept | Begin | Progress | End | Started | Answer) -> None:
-        session = self._clients.get(action.request.client)
-        if session is None:
-            return
-        request_id = action.request.body.request_id
-        if isinstance(action, Accept):
-            self._send(session, action, CompileAccepted(request_id=request_id, via=action.via))
-            if action.via == "compile":
-                session.hold(request_id)
-        elif isinstance(action, Started):
-            started = CompileStarted(
-                request_id=request_id,
-                worker=action.worker,
-                attempt=action.attempt,
-                queue_ns=action.queue_ns,
-            )
-            session.perform(request_id, partial(self._send, session, action, started))
-        elif isinstance(action, Answer):
-            session.perform(request_id, partial(self._answer, session, action))
-        elif session.trace is not None:
-            session.perform(request_id, partial(self._record, session.trace, action))
-
-    def _send(
-        self, session: Session, action: Accept | Started | Answer, body: Body, *buffers: bytes
-    ) -> None:
-        session.send(
-            self.requests,
-            Outgoing(body=body, exec_id=action.request.exec_id, buffers=buffers),
-        )
-
-    def _answer(self, session: Session, action: Answer) -> None:
-        request_id, outcome = action.request.body.request_id, action.outcome
-        if isinstance(outcome, Failure):
-            body = failed_message(request_id, action.worker, action.attempt, outcome)
-            self._send(session, action, body)
-            return
-        done = CompileDone(
-            request_id=request_id,
-            worker=action.worker,
-            attempt=action.attempt,
-            binary_kind=outcome.kind,
-            binary_bytes=len(outcome.binary),
-            compile_ns=outcome.compile_ns,
-            finish_ns=outcome.finish_ns,
-            log=outcome.log,
-            not_stored=outcome.not_stored,
-        )
-        self._send(session, action, done, outcome.binary)
-
-    def _record(self, trace: RunTrace, action: Begin | Progress | End) -> None:
-        member = self.crew.members.get(action.worker)
-        pid = member.child.pid if member is not None else 0
-        if isinstance(action, Begin):
-            if member is not None:
-                trace.worker_start(action.worker, pid, "started" if member.jobs == 1 else "shared")
-            trace.begin(action)
-        elif isinstance(action, Progress):
-            trace.progress(action, pid, member.phase if member is not None else "")
-        else:
-            trace.end(action)
 
     def _status(self, token: int, now: int) -> StatusReply:
         jobs = tuple(self.broker.book.status(now, self.crew.phases()))

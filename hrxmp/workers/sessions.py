@@ -19,7 +19,7 @@ import msgspec
 from hrxmp import lifecycle, records
 from hrxmp.clock import HybridLogicalClock, mono_ns
 from hrxmp.identity import new_identity
-from hrxmp.messages import Body, CompileFailed, FromPool, Hello
+from hrxmp.messages import Body, Hello
 from hrxmp.settings import Settings
 from hrxmp.workers.actions import Begin, Client, End, Failure, Progress, Result
 
@@ -238,19 +238,6 @@ class Traces:
             self.leave(run_id)
         for closer in self._closing:
             closer.join(CLOSE_S + 1)
-
-
-def failed_message(request_id: int, worker: str, attempt: int, failure: Failure) -> FromPool:
-    """A failure as the executor gets it."""
-    return CompileFailed(
-        request_id=request_id,
-        worker=worker,
-        attempt=attempt,
-        compiler_started=failure.compiler_started,
-        outcome=failure.outcome,
-        error=failure.error,
-        log=failure.log,
-    )
 
 
 def _end_fields(outcome: Result | Failure) -> dict[str, Any]:
