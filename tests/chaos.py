@@ -46,7 +46,8 @@ class Round:
     def __init__(self, folder: Path, model: Path, chance: random.Random, first: int) -> None:
         self.folder = folder
         self.chance = chance
-        self.store = folder / "store"
+        disk = folder / "disk"
+        self.store = (disk if os.path.ismount(disk) else folder) / "store"
         self.runtime = folder / "run"
         self.runtime.mkdir(exist_ok=True)
         self.injected: Counter[str] = Counter()
@@ -246,9 +247,9 @@ def open_the_store_to_all(r: Round) -> bool:
 
 def fill_the_disk(r: Round) -> bool:
     """Where the store lies on a small disk of its own: no byte is left for a turn."""
-    if not os.path.ismount(r.store.parent / "disk"):
+    if not os.path.ismount(r.store.parent):
         return False
-    ballast = r.store.parent / "disk" / "ballast"
+    ballast = r.store.parent / "ballast"
     with contextlib.suppress(OSError), ballast.open("wb") as file:
         while True:
             file.write(b"x" * 4096)
@@ -303,6 +304,7 @@ def chaos(faults: int, seed: int, say: Callable[[str], None]) -> dict[str, objec
     injected: Counter[str] = Counter()
     tokens: list[object] = []
     slowest, first = 0.0, 1000
+    mounted = _mount_small_disk(folder / "disk")
     try:
         model = write_tiny(folder / "tiny.gguf")
         while injected.total() < faults:
@@ -324,11 +326,23 @@ def chaos(faults: int, seed: int, say: Callable[[str], None]) -> dict[str, objec
             slowest = max(slowest, turn.slowest_s)
             first += 200
     finally:
+        if mounted:
+            subprocess.run(["umount", "-l", str(folder / "disk")], check=True)
         shutil.rmtree(folder, ignore_errors=True)
     return {
         "faults": injected.total(), "by_kind": dict(injected), **totals,
         "typed_failures": dict(failures), "slowest_turn_s": round(slowest, 2), "seed": seed,
     }  # fmt: skip
+
+
+def _mount_small_disk(folder: Path) -> bool:
+    """A tmpfs for the store, where this user may mount one."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m,mode=700", "none", str(folder)]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
 
 
 def _play(turn: Round, faults: int, say: Callable[[str], None]) -> None:
