@@ -21,8 +21,10 @@ from hrxmp.records import Lost
 Reply = tuple[bytes, Body]
 """(routing id, message)."""
 
-ASK_NS = 20_000_000
-"""A lagging source is asked for its clock at most this often."""
+ASK_NS = 2_000_000
+"""A lagging source is asked for its clock at most this often,"""
+ASK_AGAIN_NS = 50_000_000
+"""and when it does not answer, so often."""
 REMEMBERED = 4096
 """Ended sessions whose last number is remembered, for a goodbye that is said twice."""
 
@@ -180,7 +182,10 @@ class Sessions:
         replies: list[Reply] = []
         for lane in self.merge.lagging(now):
             session = self._by_lane.get(lane)
-            if session is not None and now - session.asked_ns >= ASK_NS:
+            if session is None:
+                continue
+            answered = lane.heard_ns > session.asked_ns
+            if now - session.asked_ns >= (ASK_NS if answered else ASK_AGAIN_NS):
                 session.asked_ns = now
                 replies.append((session.peer, Heartbeat(state="ask")))
         return replies
