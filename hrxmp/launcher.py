@@ -210,5 +210,9 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-_TOOLS = {"devices": "hrxmp.workloads.devices", "store": "hrxmp.workloads.store"}
+_TOOLS = {
+    "devices": "hrxmp.workloads.devices",
+    "store": "hrxmp.workloads.store",
+    "keygen": "hrxmp.workloads.keygen",
+}
 """Commands that need no executor."""

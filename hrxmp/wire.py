@@ -7,14 +7,18 @@ never reach the logic and never stop a process.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
 import zmq
 import zmq.auth
+from zmq.auth.thread import ThreadAuthenticator
 
 from hrxmp.clock import HybridLogicalClock, mono_ns, wall_ns
 from hrxmp.errors import UsageError
@@ -146,7 +150,7 @@ def router(
     *,
     group: bool = False,
 ) -> zmq.Socket[bytes]:
-    """A bound ROUTER. ipc files are 0600, with `group` 0660; tcp needs CURVE keys in `curve_dir`."""
+    """A bound ROUTER. ipc files are 0600, with `group` 0660; tcp needs keys in `curve_dir`."""
     check_endpoint(endpoint, curve_dir)
     socket = _socket(context, zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -191,6 +195,45 @@ def context() -> zmq.Context[zmq.Socket[bytes]]:
     return zmq.Context(io_threads=1)
 
 
+@contextlib.contextmanager
+def doorkeeper(
+    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, curve_dir: str
+) -> Iterator[None]:
+    """While it is open, peers over tcp are let in when their key lies in `curve_dir`/clients.
+
+    Whoever binds a tcp endpoint needs one, from before the bind on: without it nobody is let in.
+    """
+    if not endpoint.startswith("tcp://"):
+        yield
+        return
+    check_endpoint(endpoint, curve_dir)
+    keeper = ThreadAuthenticator(context)
+    keeper.start()
+    try:
+        keeper.configure_curve(domain="hrxmp", location=str(Path(curve_dir) / "clients"))
+        yield
+    finally:
+        keeper.stop()
+
+
+def make_keys(folder: Path) -> None:
+    """New CURVE keys in `folder` (made, 0700): the server's, a client's, and the list of clients.
+
+    UsageError when there are keys already: replacing them would lock out whoever uses them.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (folder / "server.key_secret").exists():
+        raise UsageError(f"{folder} has keys already", remedy="choose another folder")
+    old = os.umask(0o077)
+    try:
+        (folder / "clients").mkdir(mode=0o700, exist_ok=True)
+        for name in ("server", "client"):
+            zmq.auth.create_certificates(folder, name)
+        shutil.copy(folder / "client.key", folder / "clients" / "client.key")
+    finally:
+        os.umask(old)
+
+
 def check_endpoint(endpoint: str, curve_dir: str = "") -> None:
     """UsageError unless `endpoint` is a short enough ipc path or tcp with keys."""
     if endpoint.startswith("ipc://"):
@@ -220,6 +263,9 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[by
 def _serve_curve(socket: zmq.Socket[bytes], folder: Path) -> None:
     public, secret = _certificate(folder / "server.key_secret")
     socket.curve_publickey, socket.curve_secretkey, socket.curve_server = public, secret, True
+    # Without a doorkeeper everybody who knows the server's public key would be let in.
+    socket.setsockopt(zmq.ZAP_DOMAIN, b"hrxmp")
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
 
 def _use_curve(socket: zmq.Socket[bytes], folder: Path) -> None:
@@ -228,8 +274,10 @@ def _use_curve(socket: zmq.Socket[bytes], folder: Path) -> None:
 
 
 def _certificate(path: Path) -> tuple[bytes, bytes | None]:
-    """Public and secret key of a file; UsageError when it is not there or is none."""
+    """Public and secret key of a file; UsageError when it is not there, is none, or is open."""
     try:
+        if path.suffix == ".key_secret" and path.stat().st_mode & 0o077:
+            raise UsageError(f"{path} can be read by other users", remedy=f"chmod 600 {path}")
         return zmq.auth.load_certificate(path)
     except (OSError, ValueError) as error:
         raise UsageError(

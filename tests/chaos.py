@@ -53,7 +53,8 @@ class Round:
         self.injected: Counter[str] = Counter()
         self.slowest_s = 0.0
         self._restarts: Counter[str] = Counter()
-        self._trace = (folder / f"trace-{first}.txt").open("w+b")
+        self.trace_file = folder / f"chaos-{first}.txt"
+        self._trace = self.trace_file.open("w+b")
         environ = {
             **{k: v for k, v in os.environ.items() if not k.startswith("HRXMP_")},
             "HRXMP_RUNTIME_DIR": str(self.runtime),
@@ -316,7 +317,8 @@ def chaos(faults: int, seed: int, say: Callable[[str], None]) -> dict[str, objec
             finally:
                 turn.close()
             if problems:
-                raise AssertionError(f"round of seed {seed} at {first}: {problems[:10]}")
+                kept = shutil.copy(turn.trace_file, tempfile.gettempdir())
+                raise AssertionError(f"seed {seed}, trace in {kept}: {problems[:10]}")
             assert found["descriptors"] <= 2, found  # type: ignore[operator]
             tokens.append(found["tokens"])
             assert tokens[0] == found["tokens"], tokens

@@ -49,15 +49,16 @@ def main(argv: list[str], environ: Mapping[str, str] | None = None) -> int:
     scratch = ScratchFolder(Path(settings.runtime_dir or tempfile.gettempdir()))
     context = wire.context()
     try:
-        pool = _open(args, settings, environ, scratch.path, context)
-        lifecycle.notify_ready(args.ready_fd)
-        service.ready()
-        try:
-            _loop(pool, wake, signals, service)
-        finally:
-            pool.close("the pool ends")
-            pool.requests.close(linger_ms=200)
-            pool.work.close()
+        with wire.doorkeeper(context, args.bind, settings.curve_dir):
+            pool = _open(args, settings, environ, scratch.path, context)
+            try:
+                lifecycle.notify_ready(args.ready_fd)
+                service.ready()
+                _loop(pool, wake, signals, service)
+            finally:
+                pool.close("the pool ends")
+                pool.requests.close(linger_ms=200)
+                pool.work.close()
     finally:
         context.term()
         scratch.remove()

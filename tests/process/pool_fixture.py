@@ -72,10 +72,16 @@ class PoolProcess:
     """One `hrxmp-workers` process on a private endpoint, which may be killed and started again."""
 
     def __init__(
-        self, folder: Path, *, compiler: str = FAKE, workers: int = 2, **settings: Any
+        self,
+        folder: Path,
+        *,
+        compiler: str = FAKE,
+        workers: int = 2,
+        endpoint: str = "",
+        **settings: Any,
     ) -> None:
         self.folder = folder
-        self.endpoint = f"ipc://{folder}/pool"
+        self.endpoint = endpoint or f"ipc://{folder}/pool"
         self.compiler = compiler
         self.workers = workers
         values = {"cache": str(folder / "store"), "runtime_dir": str(folder), "pool_timeout_s": 8.0}
@@ -128,7 +134,10 @@ class PoolProcess:
         context = wire.context()
         identity = new_identity("status", "test")
         link: wire.Link[FromPool] = wire.Link(
-            wire.dealer(context, self.endpoint), FromPool, identity, HybridLogicalClock()
+            wire.dealer(context, self.endpoint, self.settings.curve_dir),
+            FromPool,
+            identity,
+            HybridLogicalClock(),
         )
         try:
             start = time.monotonic()
