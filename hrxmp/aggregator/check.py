@@ -259,7 +259,9 @@ class _Run:
         if end is None or not isinstance(end.record, WaitEnd) or end.record.synthetic:
             return
         compiled = self.last_end.get(record.request)
-        if compiled is not None and end.record.outcome == "ok":
+        # An end that was made up for a dead pool is no cause: another pool gave the kernel.
+        made_up = compiled is not None and getattr(compiled.record, "synthetic", False)
+        if compiled is not None and not made_up and end.record.outcome == "ok":
             self._before(compiled, end, f"end of the {name}")
         if record.exec_id is not None:
             self._before(self.begun.get(record.exec_id), begin, f"begin of the {name}")
