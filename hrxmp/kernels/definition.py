@@ -49,7 +49,10 @@ class DeviceTraits(msgspec.Struct, frozen=True, kw_only=True):
     fp16: bool
     subgroups: bool
     dot_product: bool
+    """Whether integer dot products of bytes are one instruction."""
     max_work_group: int
+    byte_tiles: bool = False
+    """Whether kernels may use the processor's tile registers for bytes (AMX)."""
 
 
 def arguments(text: str) -> tuple[Argument, ...]:

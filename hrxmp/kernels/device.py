@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hrxmp.errors import DeviceAmbiguousError, DeviceBrokenError, DeviceError, DeviceNotFoundError
-from hrxmp.kernels import probe
+from hrxmp.kernels import probe, x86
 from hrxmp.kernels.definition import DeviceTraits, Form
 from hrxmp.kernels.loader import opencl, prepare_loader
 
@@ -250,7 +250,9 @@ def _traits(info: DeviceInfo, handle: cl.Device) -> DeviceTraits:
         base_align_bytes=handle.mem_base_addr_align // 8,
         fp16="cl_khr_fp16" in extensions,
         subgroups=bool(extensions & {"cl_khr_subgroups", "cl_intel_subgroups"}),
-        dot_product="cl_khr_integer_dot_product" in extensions,
+        # Intel's CPU runtime lists the extension on any processor, and then takes it apart.
+        dot_product=x86.has_byte_dot() if form == "intel-cpu" else "cl_khr_integer_dot_product" in extensions,
+        byte_tiles=form == "intel-cpu" and x86.has_byte_tiles(),
         max_work_group=handle.max_work_group_size,
     )
 
