@@ -40,6 +40,13 @@ DEFINITIONS = (
         args=arguments(f"m:int {STRIDES} x:buffer {OPERANDS}"),
     ),
     KernelDefinition(
+        name="mul_mat_amx",
+        source="mul_mat_amx.cl",
+        entry_point="mul_mat_amx",
+        params=(*_WEIGHTS.split(), "DEPTH", "TOKENS"),
+        args=arguments(f"m:int {STRIDES} x:buffer {OPERANDS}"),
+    ),
+    KernelDefinition(
         name="mul_mat_any",
         source="mul_mat_any.cl",
         entry_point="mul_mat_any",
@@ -111,7 +118,9 @@ def mul_mat(
     _check(traits, product)
     if not traits.is_cpu or weights[0].layout == "ggml":
         return _any(traits, product)
-    return _vec(traits, product) if m == 1 else _tile(traits, product)
+    if m == 1:
+        return _vec(traits, product)
+    return _amx(traits, product) or _tile(traits, product)
 
 
 def _check(traits: DeviceTraits, product: Product) -> None:
@@ -195,6 +204,36 @@ def _tile(traits: DeviceTraits, product: Product) -> Launch:
         flops=product.flops(),
         nbytes=product.nbytes(),
     )
+
+
+def _amx(traits: DeviceTraits, product: Product) -> Launch | None:
+    """The product on byte tiles, or None where they are not there or the rows do not fit."""
+    if not traits.byte_tiles or not product.weights[0].dtype.quantized:
+        return None
+    # Gates and ups meet in one work-group, so their sums over k cannot wait in y.
+    depth = product.k if product.epilogue == "swiglu" else min(product.k, _MAX_DEPTH)
+    room = (_LOCAL_BYTES - 22 * depth) // (9 * depth // 4 + 64)
+    tokens = min(room // 16 * 16, _MAX_TOKENS)
+    if tokens < 16 or traits.local_mem_bytes < _LOCAL_BYTES:
+        return None
+    chunks = -(-product.m // tokens)
+    shares = 1 if chunks >= 4 * traits.compute_units else traits.compute_units
+    return Launch(
+        variant=Variant(
+            definition="mul_mat_amx",
+            params=(*_params(product), ("DEPTH", depth), ("TOKENS", tokens)),
+            local_size=(1, 1),
+        ),
+        args=(product.m, *product.strides(), "x", *product.operands()),
+        global_size=(shares, chunks),
+        writes=("y",),
+        flops=product.flops(),
+        nbytes=product.nbytes(),
+    )
+
+
+_LOCAL_BYTES = 240 << 10
+_MAX_DEPTH, _MAX_TOKENS = 2048, 64
 
 
 def _any(traits: DeviceTraits, product: Product) -> Launch:
