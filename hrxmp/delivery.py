@@ -41,7 +41,9 @@ WINDOW_BYTES = 8 << 20
 MEMORY_BYTES = 16 << 20
 OPEN_TOLD = 256
 LINGER_NS = 10_000_000
-"""A wake-up waits so long for company: one batch instead of many."""
+"""A wake-up waits so long for company: one batch instead of many;"""
+STREAM_LINGER_NS = 50_000_000
+"""and so long in a steady stream, as decoding makes it: each batch costs the process 150 us."""
 RETRY_NS = 200_000_000
 PATIENCE_NS = 900_000_000
 """After so long without a welcome the user is told."""
@@ -84,6 +86,7 @@ class Delivery:
         self._progress = threading.Condition()
         self._closing_ns = 0
         """Deadline of `close` on the monotonic clock; 0 while open."""
+        self._hurry = False
         self._finished = False
         self._started = self._released = False
         # The thread's own:
@@ -93,7 +96,7 @@ class Delivery:
         self._next_seq = 0
         self._mark: Hlc = (0, 0)
         self._open: dict[tuple[str, int | None], int] = {}
-        self._hello_ns = self._sent_ns = self._take_ns = 0
+        self._hello_ns = self._sent_ns = self._take_ns = self._woken_ns = 0
         self._heartbeat_ns = 250_000_000
         self._born_ns = mono_ns()
         self._acked = Ack(next_seq=0)
@@ -113,6 +116,8 @@ class Delivery:
 
     def wait_acknowledged(self, next_seq: int, timeout_s: float) -> bool:
         """Wait until every record below the number is acknowledged."""
+        self._hurry = True
+        self.wake()
         with self._progress:
             return self._progress.wait_for(lambda: self._backlog.acked_seq >= next_seq, timeout_s)
 
@@ -157,7 +162,7 @@ class Delivery:
         """One round; True when the session is over."""
         if not self._welcomed and now - self._hello_ns >= RETRY_NS:
             self._hello(now)
-        if now >= self._take_ns:
+        if 0 < self._take_ns <= now or self._closing_ns:
             self._collect()
         sent = self._send(now)
         if self._closing_ns:
@@ -173,15 +178,26 @@ class Delivery:
         """Sleep until there is something to do: records, an answer, or a time."""
         if not self._welcomed:
             timeout = 50
-        elif self._take_ns > now or not sent:
+        elif not sent:
             timeout = 10
+        elif self._take_ns > now:
+            timeout = (self._take_ns - now) // 1_000_000 + 1
         else:
             timeout = self._heartbeat_ns // 1_000_000
         if self._closing_ns:
             timeout = min(timeout, 20)
         if lifecycle.wait([self._link], [self._wake.fd], timeout):
             self._wake.clear()
-            self._take_ns = 0 if self._closing_ns else mono_ns() + LINGER_NS
+            self._take_ns = self._linger(mono_ns())
+
+    def _linger(self, now: int) -> int:
+        """When to fetch what has just begun to be pending."""
+        if self._hurry or self._closing_ns:
+            self._hurry = False
+            return now
+        streaming = now - self._woken_ns < 2 * STREAM_LINGER_NS
+        self._woken_ns = now
+        return now + (STREAM_LINGER_NS if streaming else LINGER_NS)
 
     def _collect(self) -> None:
         """Move what is pending into the backlog, in batches."""

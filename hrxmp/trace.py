@@ -115,7 +115,6 @@ class Tracer:
         """Wait until all that was emitted so far is acknowledged; False when the time is over."""
         with self._lock:
             target = self._seq
-        self._delivery.wake()
         return self._delivery.wait_acknowledged(target, timeout_s)
 
     def close(self, timeout_s: float = 2.0) -> bool:
