@@ -304,6 +304,17 @@ class Ack(Body, frozen=True, kw_only=True, tag="ack"):
     """The receiver's own promise, as far as it was heard."""
 
 
+class Subscribe(Body, frozen=True, kw_only=True, tag="subscribe"):
+    """A reader wants to see what is released from now on; said again each second."""
+
+
+class Lines(Body, frozen=True, kw_only=True, tag="lines"):
+    """Whole lines of the trace, in buffer 0; for readers that attached themselves."""
+
+    dropped: int = 0
+    """Bytes that this reader has missed so far because it was too slow."""
+
+
 Common = Heartbeat | Goodbye
 ToPool = (
     Hello
@@ -326,5 +337,5 @@ FromPool = (
 )
 ToWorker = Welcome | Heartbeat | CompileJob | Shutdown
 FromWorker = Hello | Common | JobStarted | JobDone | JobFailed
-ToAggregator = Hello | Common | Records | StatusRequest
-FromAggregator = Welcome | Heartbeat | Ack | Shutdown | StatusReply
+ToAggregator = Hello | Common | Records | StatusRequest | Subscribe
+FromAggregator = Welcome | Heartbeat | Ack | Shutdown | StatusReply | Lines

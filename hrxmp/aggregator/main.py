@@ -15,13 +15,14 @@ from collections.abc import Mapping
 from hrxmp import lifecycle, wire
 from hrxmp.aggregator.merge import Merge
 from hrxmp.aggregator.processes import Processes
+from hrxmp.aggregator.readers import Readers
 from hrxmp.aggregator.sessions import Reply, Sessions
 from hrxmp.aggregator.sink import Sink
 from hrxmp.clock import HybridLogicalClock, mono_ns, wall_ns
 from hrxmp.delivery import host_id
 from hrxmp.errors import HrxmpError
 from hrxmp.identity import Identity, new_identity
-from hrxmp.messages import Body, Shutdown, StatusReply, StatusRequest, ToAggregator
+from hrxmp.messages import Body, Shutdown, StatusReply, StatusRequest, Subscribe, ToAggregator
 from hrxmp.notify import Service
 from hrxmp.settings import Settings
 
@@ -54,6 +55,7 @@ class Aggregator:
         self.service = service
         self.events = events
         self.processes = Processes(sessions)
+        self.readers = Readers(link)
         self.started_ns = mono_ns()
         self.parent_gone = False
         self.exit_when_idle = False
@@ -85,12 +87,13 @@ class Aggregator:
             message = self.link.receive()
             if message is None:
                 return True
-            if isinstance(message.body, StatusRequest):
-                self._answer([(message.peer, self._status(message.body.token, now))])
+            peer, body = message.peer, message.body
+            if isinstance(body, StatusRequest):
+                self._answer([(peer, self._status(body.token, now))])
+            elif isinstance(body, Subscribe):
+                self.readers.subscribe(peer, now)
             else:
-                self._answer(
-                    self.sessions.handle(message.peer, message.envelope, message.body, now)
-                )
+                self._answer(self.sessions.handle(peer, message.envelope, body, now))
         return False
 
     def _release(self, now: int) -> None:
@@ -103,7 +106,7 @@ class Aggregator:
         if self.events:
             released.items = [item for item in released.items if _event(item[2]) in self.events]
             released.late = [item for item in released.late if _event(item[2]) in self.events]
-        self.sink.put(released)
+        self.readers.show(self.sink.put(released), mono_ns())
 
     def _acknowledge(self) -> None:
         latest: dict[bytes, Body] = {}

@@ -60,13 +60,14 @@ class Sink:
         """Whether everything is written and reported."""
         return not self._queued and not self._done
 
-    def put(self, released: Released) -> None:
+    def put(self, released: Released) -> bytes:
         """Hand over lines; `on_written` is called, in the writer's thread, when they are out."""
         data = lines_of(released)
         with self._work:
             self._queue.append((data, released))
             self._queued += len(data)
             self._work.notify()
+        return data
 
     def take_written(self) -> list[Released]:
         """What was written since the last call."""

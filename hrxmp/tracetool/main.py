@@ -22,7 +22,8 @@ from hrxmp import records
 from hrxmp.aggregator import check as checker
 from hrxmp.aggregator import reader
 from hrxmp.errors import HrxmpError, UsageError
-from hrxmp.tracetool import diff, explain, export, report, summary
+from hrxmp.settings import Settings
+from hrxmp.tracetool import diff, explain, export, live, report, summary, tail, top
 from hrxmp.tracetool.view import RunView, views
 
 
@@ -35,15 +36,28 @@ def parser() -> argparse.ArgumentParser:
         if name == "diff":
             command.add_argument("before", metavar="A")
             command.add_argument("file", metavar="B")
+        elif name in ("tail", "top"):
+            command.add_argument("endpoint", nargs="?", default="", metavar="ENDPOINT")
         elif name != "schema":
             command.add_argument("file", metavar="FILE", help="a file, or - for standard input")
         if name in ("summary", "explain", "export", "report", "diff"):
             command.add_argument("--run", default="", help="only this run (its beginning will do)")
         if name == "export":
             command.add_argument("--format", choices=("chrome", "csv"), default="chrome")
+        if name == "tail":
+            _add_filters(command)
         if name == "check":
             command.add_argument("--quiet", action="store_true", help="problems only")
     return line
+
+
+def _add_filters(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--run", default="*", metavar="GLOB")
+    command.add_argument("--kernel", default="*", metavar="GLOB")
+    command.add_argument("--event", nargs="*", default=[], metavar="NAME")
+    command.add_argument("--failures", action="store_true", help="only what went wrong")
+    command.add_argument("--waits-over", type=float, default=-1.0, metavar="MS")
+    command.add_argument("--json", action="store_true", help="JSON lines also on a terminal")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -54,6 +68,8 @@ def main(argv: list[str] | None = None) -> int:
     except HrxmpError as error:
         sys.stderr.write(f"hrxmp-trace: {error}\n")
         return 2
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
@@ -130,6 +146,46 @@ def _schema(_options: argparse.Namespace) -> int:
     return 0
 
 
+def _tail(options: argparse.Namespace) -> int:
+    filters = tail.Filters(
+        run=options.run,
+        kernel=options.kernel,
+        events=frozenset(options.event),
+        failures=options.failures,
+        waits_over_ms=options.waits_over,
+    )
+    pretty = sys.stdout.isatty() and not options.json
+    console = Console()
+    attached = _attach(options)
+    try:
+        for line in tail.tail(attached.blocks(), filters):
+            if pretty:
+                tail.show(line, console)
+            else:
+                sys.stdout.buffer.write(line.raw + b"\n")
+                sys.stdout.buffer.flush()
+    finally:
+        attached.close()
+    return 0
+
+
+def _top(options: argparse.Namespace) -> int:
+    attached = _attach(options)
+    try:
+        top.run(attached, Console())
+    finally:
+        attached.close()
+    return 0
+
+
+def _attach(options: argparse.Namespace) -> live.Attached:
+    settings = Settings.from_environment(os.environ)
+    endpoint = options.endpoint or settings.aggregator
+    if not endpoint:
+        raise UsageError("no endpoint", remedy="name one, or set HRXMP_AGGREGATOR")
+    return live.Attached(endpoint, settings.curve_dir)
+
+
 def schema_text() -> str:
     """The JSON Schema of a line, as shipped in `trace-schema.json`."""
     return msgspec.json.format(msgspec.json.encode(records.schema())).decode() + "\n"
@@ -159,6 +215,8 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
     "diff": (_diff, "compare keys and counts of two traces; exit code 1 when they differ"),
     "export": (_export, "for other tools: Chrome trace JSON (Perfetto reads it), or CSV"),
     "report": (_report, "one HTML page: verdict, timeline, tables, explanation"),
+    "tail": (_tail, "the live trace of a running aggregator, through filters"),
+    "top": (_top, "a live table of the runs of an aggregator"),
     "schema": (_schema, "the JSON Schema of a trace line"),
 }
 

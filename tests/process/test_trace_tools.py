@@ -1,0 +1,212 @@
+"""The daemon and the reader tools as users start them: files, filters, status, live views."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hrxmp import wire
+from hrxmp.aggregator.reader import read, read_file
+from hrxmp.clock import HybridLogicalClock
+from hrxmp.identity import new_identity
+from hrxmp.messages import FromAggregator, StatusReply, StatusRequest
+from hrxmp.records import OPENING, Annotation
+from tests.process.aggregator_process import ROOT, AggregatorProcess, aggregator, tracer
+from tests.process.test_trace_order import ends, start_pair
+
+
+def tool(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+    """`hrxmp-trace` with these arguments."""
+    command = [sys.executable, "-m", "hrxmp", "trace", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, **options)  # type: ignore[call-overload]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace of two runs among other output."""
+    folder = tmp_path_factory.mktemp("log")
+    endpoint, path = f"ipc://{folder}/trace", folder / "stderr"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(descriptor, b"a warning of somebody else\n")
+    with aggregator(endpoint, descriptor):
+        assert ends([*start_pair(endpoint, "first", 3, 9000),
+                     *start_pair(endpoint, "second", 2, 10)]) == [0] * 4  # fmt: skip
+    os.close(descriptor)
+    return path
+
+
+def test_check(log: Path) -> None:
+    done = tool("check", log)
+    assert done.returncode == 0
+    assert "2 runs" in done.stdout
+    assert "1 other lines" in done.stdout
+    broken = [text for text in log.read_text().splitlines(True) if '"wait-end"' not in text]
+    assert tool("check", "-", input="".join(broken)).returncode == 1
+
+
+def test_check_of_nothing_is_not_right(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("no records here\n")
+    assert tool("check", tmp_path / "empty").returncode == 1
+    assert tool("check", tmp_path / "missing").returncode == 2
+
+
+def test_extract(log: Path) -> None:
+    lines = tool("extract", log).stdout.splitlines()
+    assert len(lines) == len(log.read_text().splitlines()) - 1
+    assert all(json.loads(line)["hrxmp"] == "trace/1" for line in lines)
+
+
+def test_summary_and_explain(log: Path) -> None:
+    assert "0 of 3 executions" in tool("summary", "--run", "first", log).stdout
+    text = tool("explain", "--run", "first", log).stdout
+    assert "execution 2" in text
+    assert "for k2 [request 2]" in text
+    assert "why: first use" in text
+    assert tool("explain", "--run", "third", log).returncode == 2
+
+
+def test_diff(log: Path, tmp_path: Path) -> None:
+    same = tmp_path / "same"
+    same.write_bytes(log.read_bytes())
+    assert tool("diff", "--run", "first", log, same).returncode == 0
+    fewer = tmp_path / "fewer"
+    fewer.write_text("".join(
+        line for line in log.read_text().splitlines(True)
+        if '"run":"second"' in line and '"exec":1,' not in line
+    ))  # fmt: skip
+    done = tool("diff", "--run", "second", log, fewer)
+    assert done.returncode == 1
+    assert "~ requests: 2 -> 1" in done.stdout
+    assert "only in A" in done.stdout
+
+
+def test_export_and_report(log: Path) -> None:
+    events = json.loads(tool("export", log).stdout)["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert len([one for one in spans if one["name"].startswith("execution")]) == 5
+    assert len([one for one in spans if one["tid"] == "worker-1"]) == 5
+    rows = tool("export", "--format", "csv", log).stdout.splitlines()
+    assert len(rows) == 6
+    page = tool("report", log).stdout
+    assert page.startswith("<!doctype html>")
+    assert "whole and consistent" in page
+    assert page.count("<svg") == 2
+
+
+def test_files_are_private_and_runs_and_events_are_filtered(tmp_path: Path) -> None:
+    endpoint, path = f"ipc://{tmp_path}/trace", tmp_path / "out"
+    flags = ("--output", str(path), "--run", "wanted-*", "--event", "annotation", "run-end")
+    with aggregator(endpoint, sys.stderr.fileno(), *flags):
+        for run in ("wanted-1", "other-1"):
+            assert ends(start_pair(endpoint, run, 2, 10)) == [0, 0]
+    assert path.stat().st_mode & 0o777 == 0o600
+    trace = read_file(path)
+    assert {line.record.run_id for line in trace.lines} == {"wanted-1"}
+    assert {type(line.record).__name__ for line in trace.lines} == {"Annotation", "RunEnd"}
+
+
+def status(endpoint: str) -> tuple[StatusReply, float]:
+    """The aggregator's status and how long it took, in seconds."""
+    context = wire.context()
+    link = wire.Link[FromAggregator](
+        wire.dealer(context, endpoint), FromAggregator, new_identity("-", "asker"),
+        HybridLogicalClock(),
+    )  # fmt: skip
+    begin = time.monotonic()
+    link.send(StatusRequest(token=5))
+    assert link.poll(5000)
+    message = link.receive()
+    took = time.monotonic() - begin
+    link.close()
+    context.term()
+    assert message is not None
+    assert isinstance(message.body, StatusReply)
+    return message.body, took
+
+
+@pytest.fixture
+def blocked(tmp_path: Path) -> Iterator[tuple[str, AggregatorProcess]]:
+    """An aggregator whose reader does not read, with more records than the pipe holds."""
+    endpoint = f"ipc://{tmp_path}/trace"
+    read_end, write_end = os.pipe()
+    with aggregator(endpoint, write_end) as running:
+        os.close(write_end)
+        source = tracer(endpoint, "executor")
+        for _ in range(2000):
+            source.emit(Annotation, label="x" * 300)
+        assert not source.flush(0.3)
+        yield endpoint, running
+        os.close(read_end)
+        source.close()
+
+
+def test_status_while_the_reader_is_stopped(blocked: tuple[str, AggregatorProcess]) -> None:
+    status(blocked[0])  # the first connects
+    reply, took = status(blocked[0])
+    assert took < 0.1
+    assert (reply.role, reply.token, reply.runs) == ("aggregator", 5, ("r1",))
+    assert reply.totals["received"] == 2000
+
+
+def test_terminate_ends_it_although_the_reader_is_stopped(
+    blocked: tuple[str, AggregatorProcess],
+) -> None:
+    blocked[1].process.send_signal(signal.SIGTERM)
+    assert blocked[1].process.wait(8) == 0
+
+
+def test_terminate_keeps_what_was_not_written_for_the_successor(tmp_path: Path) -> None:
+    endpoint, path = f"ipc://{tmp_path}/trace", tmp_path / "out"
+    flags = ("--output", str(path))
+    first = AggregatorProcess(endpoint, sys.stderr.fileno(), *flags)
+    source = tracer(endpoint, "executor")
+    for number in range(3000):
+        source.emit(Annotation, label=f"{number}")
+        if number == 1000:
+            first.process.terminate()
+    assert first.process.wait(8) == 0
+    with aggregator(endpoint, sys.stderr.fileno(), *flags):
+        assert source.close(5.0)
+    assert [line.record.seq for line in read_file(path).lines] == list(range(3000))
+
+
+def test_tail_sees_what_passes_its_filters(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/trace"
+    with aggregator(endpoint, os.open(os.devnull, os.O_WRONLY)):
+        command = [sys.executable, "-m", "hrxmp", "trace", "tail", endpoint, "--event"]
+        watcher = subprocess.Popen(
+            [*command, "annotation", "--run", "r*"], cwd=ROOT, stdout=subprocess.PIPE
+        )
+        assert watcher.stdout is not None
+        os.set_blocking(watcher.stdout.fileno(), False)
+        source, other = tracer(endpoint, "executor"), tracer(endpoint, "executor", run="other")
+        seen = b""
+        deadline = time.monotonic() + 10
+        while not seen and time.monotonic() < deadline:
+            other.emit(Annotation, label="not this one")
+            source.emit(Annotation, label="this one")
+            source.flush(0.1)
+            seen = watcher.stdout.read() or b""
+        watcher.send_signal(signal.SIGINT)
+        assert watcher.wait(5) == 130
+        seen += watcher.stdout.read() or b""
+        watcher.stdout.close()
+        source.close()
+        other.close()
+    assert seen.startswith(OPENING)
+    labels = {line.record.label for line in read(seen.splitlines()).lines}  # type: ignore[union-attr]
+    assert labels == {"this one"}
+
+
+def test_tail_of_nobody(tmp_path: Path) -> None:
+    done = tool("tail", f"ipc://{tmp_path}/nobody")
+    assert done.returncode == 2
+    assert "no aggregator answers" in done.stderr
