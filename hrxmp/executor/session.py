@@ -10,6 +10,7 @@ import os
 import platform
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import msgspec
 
@@ -132,11 +133,11 @@ class Session:
             for name, value in self.settings.to_environment().items()
             if value != Settings().to_environment()[name]
         }
-        cold = [] if self.store.components_index() else ["store"]
         self.tracer.emit(
             records.RunBegin, host=platform.node(), device=info.name, platform=info.platform,
             driver=info.driver, device_uuid=info.uuid, versions=_versions(), options=options,
-            watched=["requests", "driver-load", "driver-first-launch"], cold=cold,
+            watched=["requests", "driver-load", "driver-first-launch"],
+            cold=_cold_layers(self.store, device.traits.form),
             components=build.shared_components(device, self.settings.sanitizer),
         )  # fmt: skip
 
@@ -144,6 +145,16 @@ class Session:
 def fields_of(item: KeyComponents) -> KeyFields:
     """The device for which a kernel was compiled: it has shown that it can."""
     return item.platform, item.device, item.compute_units, item.driver
+
+
+def _cold_layers(store: Store, form: str) -> list[str]:
+    """Cache layers that hold nothing yet. PoCL's own is private to the process, so always new."""
+    cold = [] if store.entry_count() else ["store"]
+    folder = store.driver_cache()
+    filled = bool(folder) and Path(folder).is_dir() and any(Path(folder).iterdir())
+    if form == "pocl-cpu" or (form == "nvidia" and not filled):
+        cold.append("driver-cache")
+    return cold
 
 
 def connect() -> Executor:

@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 DEVICES = {"intel-cpu": "Intel(R) OpenCL", "pocl-cpu": "Portable Computing Language"}
 """SPECs of the two devices that every machine can have, by form."""
+FORBIDDEN = 3
+"""Exit code of a run that was not allowed to compile."""
 
 R = TypeVar("R", bound=records.Record)
 

@@ -12,7 +12,7 @@ from hrxmp.aggregator.check import check
 from hrxmp.records import CompileRequested, RunBegin
 from hrxmp.workloads.needed import components
 from tests.model_files import smollm2, write_tiny
-from tests.process.run_process import DEVICES, Finished, hrxmp_run, usable_forms
+from tests.process.run_process import DEVICES, FORBIDDEN, Finished, hrxmp_run, usable_forms
 
 FORBID = {"HRXMP_ON_COMPILE": "error", "HRXMP_TRACE_COMPILE": "1"}
 MIXED = ["-p", "1,2,5,9,64,100", "-n", "3", "-ub", "64", "-r", "1", "--no-warmup", "-o", "json"]
@@ -77,7 +77,7 @@ def test_generate_is_guarded_from_its_first_execution(warmed: Warmed) -> None:
     assert done.code == 0, done.said
     assert not done.records(records.CompileBegin) and len(json.loads(done.stdout)) == 4
     cold = hrxmp_run(*args, cache=warmed.folder / "empty", device=warmed.device, environ=FORBID)
-    assert cold.code == 1
+    assert cold.code == FORBIDDEN
     assert any("compile-forbidden" in line and "first use" in line for line in cold.said)
 
 
@@ -90,7 +90,7 @@ def test_a_missing_entry_is_named(warmed: Warmed) -> None:
     entry.unlink()
     try:
         failed = warmed.bench("-p", "64", *MIXED[2:])
-        assert failed.code == 1
+        assert failed.code == FORBIDDEN
         (record,) = failed.records(records.Guard)
         assert (record.key, record.action, record.why) == (gone.key, "error", "differs")
         assert record.near and all(d.component.startswith("params.") for d in record.differs)
