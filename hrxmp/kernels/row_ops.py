@@ -11,6 +11,7 @@ from typing import Literal
 
 from hrxmp.dtypes import DType
 from hrxmp.errors import UnsupportedError
+from hrxmp.kernels import nvidia
 from hrxmp.kernels.definition import DeviceTraits
 from hrxmp.kernels.grid import X_ROWS, Y_ROWS, define, over_elements, over_rows, row_stride
 from hrxmp.kernels.launch import Launch
@@ -189,6 +190,11 @@ def get_rows(
 
     The table is a weight in one of mul_mat's layouts. An id outside it gives a row of NaNs.
     """
+    if traits.form == "nvidia" and dtype.quantized and layout == nvidia.weight_layout(dtype):
+        return nvidia.get_rows(
+            traits, dtype=dtype, k=k, m=m, table_rows=table_rows,
+            y_stride=row_stride(y_stride, k), y_offset=y_offset,
+        )  # fmt: skip
     if dtype is DType.I32 or layout not in ("ggml", "lane16") or k % dtype.block:
         raise UnsupportedError(f"get_rows of {dtype.label} [.., {k}] in layout {layout!r}")
     if dtype.quantized and layout == "ggml":

@@ -1,0 +1,124 @@
+// What NVIDIA's devices do in one instruction, and the same in plain OpenCL C for every other one.
+//
+// FORM is ptx or plain. A warp is 32 neighbouring items. In the plain form a shuffle goes through
+// `scratch` (LX floats of local memory) and two barriers: it must be reached by all items.
+
+#ifndef NV_FORM_H
+#define NV_FORM_H
+#include "common.h"
+
+#define FORM_plain 0
+#define FORM_ptx 1
+#define PTX JOIN(FORM_, FORM)
+#define WARP 32
+#define WARPS (LX / WARP)
+
+// c plus the products of four signed bytes.
+inline int dot4(uint a, uint b, int c) {
+#if PTX
+    int sum;
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+    return sum;
+#else
+    int4 products = convert_int4(as_char4(a)) * convert_int4(as_char4(b));
+    return c + products.x + products.y + products.z + products.w;
+#endif
+}
+
+// The value of the item whose number differs in the bits of `mask`, which is below 32.
+inline float lane_xor(float value, int mask, local float *scratch) {
+#if PTX
+    float other;
+    asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;"
+                 : "=f"(other)
+                 : "f"(value), "r"(mask));
+    return other;
+#else
+    int item = get_local_id(0);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    scratch[item] = value;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    return scratch[item ^ mask];
+#endif
+}
+
+inline float warp_sum(float value, local float *scratch) {
+    for (int mask = WARP / 2; mask > 0; mask /= 2)
+        value += lane_xor(value, mask, scratch);
+    return value;
+}
+
+// The sum over a work-group, for every item. `scratch` may be used again at once.
+inline float group_total(float value, local float *scratch) {
+    value = warp_sum(value, scratch);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (get_local_id(0) % WARP == 0)
+        scratch[get_local_id(0) / WARP] = value;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    float total = 0.0f;
+    for (int warp = 0; warp < WARPS; warp++)
+        total += scratch[warp];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    return total;
+}
+
+inline float group_top(float value, local float *scratch) {
+    for (int mask = WARP / 2; mask > 0; mask /= 2)
+        value = fmax(value, lane_xor(value, mask, scratch));
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (get_local_id(0) % WARP == 0)
+        scratch[get_local_id(0) / WARP] = value;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    float top = scratch[0];
+    for (int warp = 1; warp < WARPS; warp++)
+        top = fmax(top, scratch[warp]);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    return top;
+}
+
+// 16 bytes that are read once; aligned.
+inline uint4 load_stream(global const uchar *p) {
+#if PTX
+    uint4 v;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+        : "l"((ulong)p));
+    return v;
+#else
+    return *(global const uint4 *)p;
+#endif
+}
+
+// 16 bytes that neighbouring lanes read too; aligned.
+inline uint4 load_shared(global const uchar *p) {
+#if PTX
+    uint4 v;
+    asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+        : "l"((ulong)p));
+    return v;
+#else
+    return *(global const uint4 *)p;
+#endif
+}
+
+// Start to bring the line at p near; nothing waits for it.
+inline void prefetch_line(global const uchar *p) {
+#if PTX
+    asm volatile("prefetch.global.L2 [%0];" : : "l"((ulong)p));
+#endif
+}
+
+// Two halves in a dword.
+inline float2 halves_of(uint pair) {
+#if PTX
+    float2 v;
+    asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}"
+        : "=f"(v.x), "=f"(v.y)
+        : "r"(pair));
+    return v;
+#else
+    return vload_half2(0, (half *)&pair);
+#endif
+}
+#endif

@@ -1,0 +1,62 @@
+// A row of x in local memory, in the form in which weights multiply it.
+//
+// For quantised weights: 16-bit integers, a scale for each 32 elements, so that products are exact
+// integer sums: x = scale * (256 * high + low), both signed bytes. With them the sums of each 16 x.
+// For f16 and f32 weights: floats.
+
+#ifndef NV_ROW_H
+#define NV_ROW_H
+#include "nv_form.h"
+
+#define TOP_QUANT 32512.0f  // 127 * 256: its high byte is still a signed one
+
+// Dwords of local memory for a row of k.
+#define ROW_WORDS(k, packed) ((packed) ? (k) / 2 + (k) / 32 + (k) / 16 : (k))
+
+typedef struct {
+    uint4 high, low;
+    float scale, sum;
+} Run;  // 16 elements of x
+
+inline uint bytes_of(int4 v) {
+    return (v.x & 255) | (v.y & 255) << 8 | (v.z & 255) << 16 | (uint)v.w << 24;
+}
+
+inline Run run_at(local const uint *row, int element, int k) {
+    local const float *scales = (local const float *)(row + k / 2), *sums = scales + k / 32;
+    Run run;
+    run.high = *(local const uint4 *)(row + element / 4);
+    run.low = *(local const uint4 *)(row + k / 4 + element / 4);
+    run.scale = scales[element / 32];
+    run.sum = sums[element / 16];
+    return run;
+}
+
+inline float run_dot(uint4 weights, float scale, float add, Run x) {
+    int high = dot4(weights.x, x.high.x, dot4(weights.y, x.high.y, 0));
+    int low = dot4(weights.x, x.low.x, dot4(weights.y, x.low.y, 0));
+    high = dot4(weights.z, x.high.z, dot4(weights.w, x.high.w, high));
+    low = dot4(weights.z, x.low.z, dot4(weights.w, x.low.w, low));
+    return scale * (x.scale * (float)(high * 256 + low)) + add * x.sum;
+}
+
+// Four neighbouring elements of one item become their part of the row; eight items make a block.
+inline void put_packed(local uint *row, float4 v, int element, int k, local float *scratch) {
+    float4 size = fabs(v);
+    float top = fmax(fmax(size.x, size.y), fmax(size.z, size.w));
+    for (int mask = 1; mask < 8; mask *= 2)
+        top = fmax(top, lane_xor(top, mask, scratch));
+    int4 q = convert_int4_rte(v * (top > 0.0f ? TOP_QUANT / top : 0.0f));
+    float sum = (float)(q.x + q.y + q.z + q.w);
+    for (int mask = 1; mask < 4; mask *= 2)
+        sum += lane_xor(sum, mask, scratch);
+    if (element >= k)
+        return;
+    int4 high = (q + 128) >> 8;
+    local float *scales = (local float *)(row + k / 2), *sums = scales + k / 32;
+    row[element / 4] = bytes_of(high);
+    row[k / 4 + element / 4] = bytes_of(q - (high << 8));
+    scales[element / 32] = top / TOP_QUANT;
+    sums[element / 16] = sum * (top / TOP_QUANT);
+}
+#endif

@@ -1,0 +1,114 @@
+"""The kernels of NVIDIA's form: on such a device as they are, on CPU devices in their plain form.
+
+The tests of the families run again, on devices that claim the form.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import gguf
+import msgspec
+import numpy as np
+import pytest
+
+from hrxmp.dtypes import DType
+from hrxmp.errors import UnsupportedError
+from hrxmp.kernels import dispatch
+from hrxmp.kernels.device import Device
+from hrxmp.kernels.layout import pack
+from hrxmp.kernels.mul_mat import mul_mat, weight_layout
+from tests.device.conftest import _EXPECTED, Runner, _devices
+from tests.device.test_attention import test_attention, test_rope_flash_attn
+from tests.device.test_mul_mat import (
+    QUANTIZED,
+    close,
+    make_weight,
+    random_blocks,
+    test_every_dtype,
+    test_norm_is_fused_for_one_row,
+    test_residual_strides_offsets,
+    test_row_major_matrices,
+    test_rows_that_fill_no_group,
+    test_swiglu,
+    test_zero_bounds_touch_nothing,
+)
+
+__all__ = [
+    "test_attention",
+    "test_every_dtype",
+    "test_norm_is_fused_for_one_row",
+    "test_residual_strides_offsets",
+    "test_rope_flash_attn",
+    "test_row_major_matrices",
+    "test_rows_that_fill_no_group",
+    "test_swiglu",
+    "test_zero_bounds_touch_nothing",
+]
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Device:
+    """A device that dispatch takes for NVIDIA's."""
+    if request.param == "intel-cpu":
+        pytest.skip("Intel's compiler breaks the plain form: it is right with -cl-opt-disable only")
+    found = _devices().get(request.param)
+    if found is None:
+        pytest.skip(_EXPECTED[request.param])
+    claimed = copy.copy(found)
+    claimed.traits = msgspec.structs.replace(found.traits, form="nvidia")
+    return claimed
+
+
+@pytest.mark.parametrize("m", [1, 3])
+def test_formats_go_together(device: Device, run: Runner, m: int) -> None:
+    """Queries and keys of one type, values of another, as llama.cpp's quantiser mixes them."""
+    rng = np.random.default_rng(m)
+    dtypes = [DType.Q4_K, DType.Q4_K, DType.Q6_K]
+    weights = [make_weight(device, rng, dtype, 64, 512) for dtype in dtypes]
+    assert dispatch.mixes(device.traits, DType.Q4_K, DType.Q6_K)
+    x = rng.standard_normal((m, 512)).astype(np.float32)
+    launch = mul_mat(device.traits, weights=tuple(w.spec for w in weights), k=512, m=m)
+    operands = {"x": x, "y": np.full((m, 192), np.nan, np.float32)}
+    operands |= {f"w{i}": w.packed for i, w in enumerate(weights)}
+    exact = np.concatenate([w.exact for w in weights])
+    close(run(launch, operands)["y"], x.astype(np.float64) @ exact.T)
+
+
+def test_many_rows_stride_over_the_groups(device: Device, run: Runner) -> None:
+    rng = np.random.default_rng(1)
+    n = 16 * 4 * 2 * device.traits.compute_units * 4 + 37
+    weight = make_weight(device, rng, DType.Q6_K, n, 256)
+    x = rng.standard_normal((1, 256)).astype(np.float32)
+    launch = mul_mat(device.traits, weights=(weight.spec,), k=256, m=1)
+    y = np.full((1, n), np.nan, np.float32)
+    close(run(launch, {"x": x, "w0": weight.packed, "y": y})["y"], x @ weight.exact.T)
+
+
+@pytest.mark.parametrize("dtype", QUANTIZED, ids=lambda d: d.label)
+def test_get_rows(device: Device, run: Runner, dtype: DType) -> None:
+    rng = np.random.default_rng(2)
+    n, k = 20, 512
+    raw = random_blocks(rng, dtype, n, k)
+    layout = weight_layout(device.traits, dtype, n, k)
+    table = pack(layout, dtype, n, k, raw.reshape(-1))
+    kind = gguf.GGMLQuantizationType[dtype.label.upper()]
+    exact = gguf.quants.dequantize(raw, kind).reshape(n, k)
+    ids = np.array([3, 19, 0, -1, 20], np.int32)
+    launch = dispatch.get_rows(
+        device.traits, dtype=dtype, layout=layout, k=k, m=5, table_rows=n, y_stride=k + 4
+    )
+    y = np.full((5, k + 4), 7.5, np.float32)
+    result = run(launch, {"table": table, "ids": ids, "y": y})["y"]
+    np.testing.assert_allclose(result[:3, :k], exact[ids[:3]], rtol=1e-6, atol=1e-6)
+    assert np.isnan(result[3:, :k]).all()
+    assert (result[:, k:] == 7.5).all()
+
+
+def test_odd_calls_are_refused(device: Device) -> None:
+    weight = dispatch.WeightSpec(dtype=DType.Q4_K, layout="lane16", n=16)
+    with pytest.raises(UnsupportedError, match="must be packed"):
+        mul_mat(device.traits, weights=(weight,), k=256, m=1)
+    with pytest.raises(UnsupportedError, match="with a norm"):
+        plain = dispatch.WeightSpec(dtype=DType.F32, layout="ggml", n=16)
+        mul_mat(device.traits, weights=(plain,), k=45, m=1, norm=True)
