@@ -24,6 +24,7 @@ from hrxmp.clock import mono_ns
 from hrxmp.errors import ChildError
 
 _TAIL_BYTES = 4096
+_READS = 32
 _PACKAGE_PARENT = str(Path(__file__).resolve().parents[1])
 
 
@@ -127,8 +128,8 @@ class Child:
         self._signal_one(signal.SIGKILL)
 
     def drain(self) -> None:
-        """Take what it wrote to stderr into `last_words`. Never blocks."""
-        while self.stderr_fd >= 0:
+        """Take what it wrote to stderr into `last_words`. Never blocks; of a flood only a part."""
+        for _ in range(_READS if self.stderr_fd >= 0 else 0):
             try:
                 piece = os.read(self.stderr_fd, 65536)
             except BlockingIOError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket as unix
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -292,11 +293,22 @@ def _bind(socket: zmq.Socket[bytes], endpoint: str, mode: int) -> None:
     path = Path(endpoint[6:])
     if path.exists() and not stat.S_ISSOCK(path.lstat().st_mode):
         raise UsageError(f"{path} exists and is not a socket")
+    if _is_served(path):  # the bind would take the address away from under a living service
+        raise UsageError(f"{path} is served by another process already")
     old = os.umask(0o777 & ~mode)
     try:
         socket.bind(endpoint)
     finally:
         os.umask(old)
+
+
+def _is_served(path: Path) -> bool:
+    with unix.socket(unix.AF_UNIX, unix.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
 
 
 def _plausible(envelope: Envelope) -> bool:

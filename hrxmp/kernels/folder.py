@@ -22,6 +22,7 @@ _NAME = re.compile(r"[0-9a-f]{64}\.hrxk")
 _TEMPORARY = re.compile(r"\.tmp-(\d+)-[0-9a-f]{16}")
 _TOUCH_AFTER_S = 60.0
 _STALE_AFTER_S = 3600.0
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "afs", "ceph", "glusterfs", "lustre", "gpfs", "sshfs"}
 
 
 @contextlib.contextmanager
@@ -96,6 +97,19 @@ def write_entry(folder: int, name: str, payload: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary, dir_fd=folder)
         raise
+
+
+def network_type(folder: int, table: Path = Path("/proc/self/mountinfo")) -> str:
+    """The type of the network file system that the folder lies on, or empty."""
+    device = os.fstat(folder).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    with contextlib.suppress(OSError):
+        for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
+            mount, _, rest = line.partition(" - ")
+            if mount.split()[2:3] == [wanted] and rest.split()[:1]:
+                kind = rest.split()[0]
+                return kind if kind.partition(".")[2] in _NETWORK or kind in _NETWORK else ""
+    return ""
 
 
 def private_subfolder(folder: int, name: str) -> None:

@@ -267,6 +267,11 @@ class Store:
         """Keep within the limits. Other processes write too, so the folder is measured again now
         and then, and cleared when the estimate nears a limit."""
         self._puts += 1
+        if self._puts == 1 and (kind := files.network_type(folder)):
+            self._warn(
+                f"the kernel store {self.folder} lies on a network file system ({kind}): "
+                "it is used, but a folder on this machine's own disk is faster"
+            )
         if self._puts % _MEASURE_EVERY == 1:
             self._room = files.measure(folder)
         else:

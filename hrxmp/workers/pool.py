@@ -62,6 +62,8 @@ from hrxmp.workers.teller import Teller
 
 HEARTBEAT_MS = 500
 _AT_ONCE = 256
+_MOST_CLIENTS = 512
+_MOST_OPEN = 4096
 LIVENESS = 6
 _GROWN_SHARE = 2
 """A worker that keeps more than this fraction of the job limit after a job is replaced."""
@@ -185,7 +187,13 @@ class Pool:
     def _hello(self, message: wire.Received[ToPool], body: Hello) -> None:
         envelope = message.envelope
         client = (envelope.run_id, envelope.source, envelope.incarnation)
+        known = self.sessions.get(message.peer)
+        if known is not None and known.client != client:
+            return  # one connection is one executor
         session = self._clients.get(client)
+        if session is None and len(self._clients) >= _MOST_CLIENTS:
+            self._say_once(f"more than {_MOST_CLIENTS} executors: others are not served")
+            return
         if session is None:
             trace = self._traces.open(envelope.run_id, body)
             session = self._clients[client] = Session(client, body, message.peer, trace)
@@ -206,6 +214,8 @@ class Pool:
         try:
             if body.key != body.components.digest():
                 raise CompileSetupError("the key is not the digest of its components")
+            if len(session.open) >= _MOST_OPEN:
+                raise CompileSetupError(f"more than {_MOST_OPEN} requests are open")
             stored = self._lookup(request) if self.broker.book.needs_lookup(request) else None
         except HrxmpError as error:
             failure = Failure(outcome="setup", compiler_started=False, error=error.info())

@@ -118,6 +118,8 @@ class Session:
         self.heard_ns = mono_ns()
         self.pid = hello.pid
         self.fd = _watch(hello)
+        self.open: set[int] = set()
+        """Requests that were accepted and not answered."""
         self._held: dict[int, tuple[int, list[Callable[[], None]]]] = {}
         self._unsent: collections.deque[Outgoing] = collections.deque()
 

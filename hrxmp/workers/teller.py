@@ -45,10 +45,13 @@ class Teller:
         request_id = action.request.body.request_id
         if isinstance(action, Accept):
             accepted = CompileAccepted(request_id=request_id, via=action.via)
+            session.open.add(request_id)
             self._send(session, action.request, accepted)
             if action.via == "compile":
                 session.hold(request_id)
         elif isinstance(action, Started | Answer):
+            if isinstance(action, Answer):
+                session.open.discard(request_id)
             body, buffers = _message(action)
             session.perform(
                 request_id, partial(self._send, session, action.request, body, *buffers)

@@ -89,3 +89,16 @@ def test_a_pool_on_an_endpoint_that_is_a_file_says_so(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "exists and is not a socket" in done.stderr
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_second_pool_does_not_take_the_address_of_a_living_one() -> None:
+    with running_pool() as pool:
+        done = subprocess.run(
+            [sys.executable, "-m", "hrxmp", "workers", "--bind", pool.endpoint],
+            cwd=ROOT, capture_output=True, text=True, check=False, timeout=20,
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert "served by another process" in done.stderr
+        client = pool.client()
+        assert outcome(client.request(make_request(n=1), 1)).error is None
+        client.close()

@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -172,6 +173,23 @@ def test_a_peer_that_never_reads_does_not_stop_the_pool() -> None:
         works(pool)
 
 
+def test_one_connection_is_one_executor_and_opens_only_so_much(tmp_path: Path) -> None:
+    """Neither hellos under ever new names nor endless requests eat descriptors or memory."""
+    with running_pool(workers=1) as pool, peer(pool.endpoint) as evil:
+        for life in range(300):
+            evil.send_multipart([envelope(incarnation=life + 1), body(hello(os.getpid()))])
+        template = make_request(do="wait_file", arg=str(tmp_path / "go"))
+        for n in range(5000):
+            request = msgspec.structs.replace(template, request_id=n)
+            evil.send_multipart([envelope(), body(request)])
+        reply = pool.until(lambda r: r.totals["requests"] >= 4096)
+        assert pool.status()[0].totals["requests"] == 4096
+        assert reply.runs == ("evil",)
+        assert len(os.listdir(f"/proc/{pool.pid}/fd")) < 60
+        (tmp_path / "go").touch()
+        pool.until(lambda r: r.pending == 0)
+
+
 def test_replayed_requests_are_answered_once_each() -> None:
     """The same messages again and again: one job, one accepted request."""
     with running_pool() as pool, peer(pool.endpoint) as evil:
@@ -212,7 +230,6 @@ def test_nobody_can_speak_for_a_worker() -> None:
 
 def test_a_client_believes_no_answer_of_an_unknown_pool_and_survives_rubbish() -> None:
     """The other direction: a fake pool on the endpoint."""
-    from pathlib import Path
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory(prefix="hrxmp-t-") as folder:

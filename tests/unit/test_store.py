@@ -20,6 +20,7 @@ from hrxmp.kernels import entry as entry_module
 from hrxmp.kernels import store as store_module
 from hrxmp.kernels.bundle import export_bundle, import_bundle
 from hrxmp.kernels.entry import EntryError, StoreEntry, decode, decode_header, encode
+from hrxmp.kernels.folder import network_type
 from hrxmp.kernels.keys import KeyComponents
 from hrxmp.kernels.store import Miss, Store
 from hrxmp.settings import Settings
@@ -439,6 +440,20 @@ def test_the_store_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert store.entry_count() == 3
     with pytest.raises(StoreError, match="off"):
         store_command(["ls"], Settings(cache="off"))
+
+
+def test_a_network_file_system_is_noticed(store: Store, tmp_path: Path) -> None:
+    put(store)
+    assert store.folder is not None
+    folder = os.open(store.folder, os.O_RDONLY)
+    device = os.fstat(folder).st_dev
+    table = tmp_path / "mountinfo"
+    for kind, found in (("nfs4", "nfs4"), ("fuse.sshfs", "fuse.sshfs"), ("ext4", "")):
+        where = f"{os.major(device)}:{os.minor(device)}"
+        table.write_text(f"1 2 0:999 / / rw - proc p rw\n22 1 {where} / /x rw - {kind} a rw\n")
+        assert network_type(folder, table) == found
+    assert network_type(folder, tmp_path / "none") == ""
+    os.close(folder)
 
 
 def test_the_driver_s_cache_lies_in_a_private_folder(store: Store) -> None:
