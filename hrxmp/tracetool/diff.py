@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hrxmp.tracetool.view import RunView, Wanted, ms
+from hrxmp.tracetool.view import RunView, Wanted, ms, title
 
 COUNTS = ("requests", "compiles", "joins", "disk_hits", "memory_hits", "driver_compiles",
           "failures", "waits")  # fmt: skip
@@ -33,7 +33,7 @@ def timing(before: RunView, after: RunView) -> str:
 
 def _only(sign: str, wanted: list[Wanted]) -> Iterator[str]:
     for one in wanted:
-        yield f"{sign} {one.asked.key[:16]} {one.asked.kernel} via {one.asked.via}"
+        yield f"{sign} {one.asked.key[:16]} {title(one.asked)} via {one.asked.via}"
 
 
 def _counts(before: RunView, after: RunView) -> Iterator[str]:

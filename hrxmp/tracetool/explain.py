@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hrxmp.records import CompileEnd, Guard, SanitizerFinding, Storm, WorkerExit
 from hrxmp.tracetool.summary import quiet_sentence
-from hrxmp.tracetool.view import Execution, RunView, Wait, Wanted, ms, reason
+from hrxmp.tracetool.view import Execution, RunView, Wait, Wanted, ms, reason, title
 
 
 def explain(run: RunView) -> Iterator[str]:
@@ -40,22 +40,23 @@ def _execution(run: RunView, one: Execution) -> Iterator[str]:
     for wanted in one.requests:
         failed = wanted.end is not None and wanted.end.outcome != "ok"
         if failed and wanted.asked.request not in waited:
-            yield f"  {wanted.asked.kernel} [request {wanted.asked.request}]"
+            yield f"  {title(wanted.asked)} [request {wanted.asked.request}]"
             yield from _compile(wanted)
     for wanted in one.requests:
         if wanted.load is not None and wanted.load.driver_compiled:
             cost = ms(wanted.load.load_ns + wanted.load.launch_ns)
-            yield f"  the driver compiled {wanted.asked.kernel} again in this process: {cost}"
+            yield f"  the driver compiled {title(wanted.asked)} again in this process: {cost}"
 
 
 def _wait(run: RunView, wait: Wait) -> Iterator[str]:
     begin = wait.begin
     length = f"waited {ms(wait.dur_ns)}" if wait.end else "has been waiting"
-    yield f"  {length} for {begin.kernel} [request {begin.request}]"
+    wanted = run.requests.get(begin.request)
+    name = title(wanted.asked) if wanted else begin.kernel
+    yield f"  {length} for {name} [request {begin.request}]"
     if begin.asked_by != begin.exec_id:
         asker = "a prefetch" if begin.asked_by is None else f"execution {begin.asked_by}"
         yield f"      asked for by {asker}"
-    wanted = run.requests.get(begin.request)
     if wanted is None:
         yield "      the trace has no request of that number"
         return

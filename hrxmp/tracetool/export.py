@@ -65,6 +65,7 @@ def _compiles(pid: int, wanted: Wanted) -> Iterator[Event]:
         args = {
             "request": begin.request,
             "key": wanted.asked.key,
+            "params": wanted.asked.params,
             "why": reason(wanted.asked),
             "outcome": end.outcome,
             "asked_by": wanted.asked.exec_id,

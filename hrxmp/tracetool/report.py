@@ -10,7 +10,7 @@ from rich.console import Console
 from hrxmp.aggregator.check import Report
 from hrxmp.tracetool import summary
 from hrxmp.tracetool.explain import explain
-from hrxmp.tracetool.view import RunView, ms
+from hrxmp.tracetool.view import RunView, ms, title
 
 WIDTH = 1100
 ROW = 18
@@ -48,7 +48,7 @@ def timeline(run: RunView) -> str:
     for wanted in run.requests.values():
         for begin, end in zip(wanted.begins, wanted.ends, strict=False):
             color = "#6f9e4f" if end.outcome == "ok" else "#000"
-            text = f"{wanted.asked.kernel}: {end.outcome}, {ms(end.compile_ns + end.finish_ns)}"
+            text = f"{title(wanted.asked)}: {end.outcome}, {ms(end.compile_ns + end.finish_ns)}"
             rows.setdefault(begin.worker, []).append((begin.t_ns, end.t_ns, color, text))
     spans = [span for row in rows.values() for span in row]
     if not spans:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from rich.console import Console
 from rich.table import Table
 
-from hrxmp.tracetool.view import Execution, RunView, Wanted, ms, reason
+from hrxmp.tracetool.view import Execution, RunView, Wanted, ms, reason, title
 
 TOP = 10
 
@@ -83,7 +83,7 @@ def _slowest(compiled: list[Wanted]) -> Table:
         asked = one.asked
         exec_id = "prefetch" if asked.exec_id is None else str(asked.exec_id)
         time = ms(one.compile_ns + one.finish_ns)
-        table.add_row(str(asked.request), exec_id, time, _plain(asked.kernel), reason(asked))
+        table.add_row(str(asked.request), exec_id, time, _plain(title(asked)), reason(asked))
     return table
 
 

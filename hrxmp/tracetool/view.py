@@ -163,6 +163,12 @@ def ms(nanoseconds: int) -> str:
     return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms"
 
 
+def title(asked: CompileRequested) -> str:
+    """A kernel with its specialisation, e.g. `mul_mat_vec(W0=q4_1,K=576)`."""
+    params = ",".join(f"{name}={value}" for name, value in asked.params.items())
+    return f"{asked.kernel}({params})" if params and "(" not in asked.kernel else asked.kernel
+
+
 def reason(asked: CompileRequested) -> str:
     """Why a kernel had to be asked for, in words."""
     if asked.why == "differs":

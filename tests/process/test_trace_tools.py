@@ -68,7 +68,7 @@ def test_summary_and_explain(log: Path) -> None:
     assert "0 of 3 executions" in tool("summary", "--run", "first", log).stdout
     text = tool("explain", "--run", "first", log).stdout
     assert "execution 2" in text
-    assert "for k2 [request 2]" in text
+    assert "for k2(K=576) [request 2]" in text
     assert "why: first use" in text
     assert tool("explain", "--run", "third", log).returncode == 2
 
