@@ -78,7 +78,7 @@ class Round:
             start = time.monotonic()
             line = next(self._lines, "")
             if not line.startswith("turn "):
-                raise StuckError(f"no turn in {STUCK_S:g} s: {line!r} {self.tail()}")
+                raise StuckError(f"no turn in {STUCK_S:g} s: {line!r} {self.alive()} {self.tail()}")
             self.slowest_s = max(self.slowest_s, time.monotonic() - start)
 
     def finish(self) -> dict[str, object]:
@@ -95,6 +95,15 @@ class Round:
             raise StuckError(f"exit code {code}, last line {last!r}; {self.tail()}")
         found: dict[str, object] = json.loads(last)
         return found
+
+    def alive(self) -> str:
+        """Role, id and state of each process of the run, and where the trace was kept."""
+        states = []
+        for pid in _family(str(self.folder)):
+            with contextlib.suppress(OSError):
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+                states.append(f"{_role(pid)} {pid} {state}")
+        return f"{states} {shutil.copy(self.trace_file, tempfile.gettempdir())}"
 
     def tail(self) -> str:
         """The end of what went to standard error and is no record."""
