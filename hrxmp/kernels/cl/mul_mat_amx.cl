@@ -12,6 +12,7 @@
 #define LARGEST 32512.0f
 #define BLOCKS (DEPTH / 32)
 #define TILES (TOKENS / 16)
+#define AHEAD 1  // steps between tiles and the vectors that read their sums
 
 // Rows of x as the tiles read them: [tile][block][high, low byte][row of 16][32 bytes].
 typedef struct {
@@ -85,6 +86,15 @@ inline void put_row(local Rows *to, int token, global const float *x, int depth)
     }
 }
 
+// Rows that a last tile has too many count nothing: what lies there may be slow to compute with.
+inline void hide_rows(local Rows *to, int tokens, int depth) {
+    for (int t = tokens % 16; t % 16; t++)
+        for (int block = 0; block < depth / 32; block++) {
+            to->scale[tokens / 16][block][t] = 0.0f;
+            to->sum[tokens / 16][block][t] = 0.0f;
+        }
+}
+
 // Blocks first.. of a row group as signed bytes: q - ZERO, which is in range for every format.
 inline void put_columns(const int type, local Columns *to, global const uchar *group, int first,
                         int depth) {
@@ -111,16 +121,17 @@ inline void put_columns(const int type, local Columns *to, global const uchar *g
 inline void add_products(const int type, local const Rows *rows, int tile, local const Columns *w,
                          int depth, local Sums *scratch, float16 *sum) {
     const int parts = 32 / SUB(type), steps = depth / SUB(type);
-    multiply_tiles(rows->bytes[tile][0][0][0], rows->bytes[tile][0][1][0], w->quants[0][0], scratch);
-    for (int step = 0; step < steps; step++) {
-        int next = step + 1, block = step / parts;
-        // The next tiles are multiplied while these sums are scaled.
+    for (int step = -AHEAD; step < steps; step++) {
+        int next = step + AHEAD, block = step / parts;
+        // Later tiles are multiplied while these sums are scaled.
         if (next < steps)
             multiply_tiles(rows->bytes[tile][next / parts][0][0] + next % parts * SUB(type),
                            rows->bytes[tile][next / parts][1][0] + next % parts * SUB(type),
                            w->quants[next / parts][next % parts * (SUB(type) / 4)],
-                           scratch + next % 2);
-        local const Sums *done = scratch + step % 2;
+                           scratch + next % (AHEAD + 1));
+        if (step < 0)
+            continue;
+        local const Sums *done = scratch + step % (AHEAD + 1);
         float16 scale = w->scale[block][step % parts];
 #pragma unroll
         for (int t = 0; t < 16; t++) {
@@ -158,7 +169,7 @@ kernel void mul_mat_amx(int m, int x_stride, int x_offset, int r_stride, int r_o
                         global const float *residual, global float *y) {
     local Rows rows;
     local Columns columns;
-    local Sums scratch[2];
+    local Sums scratch[AHEAD + 1];
     local Shape shape;
     local float16 result[16], gate[SWIGLU ? TOKENS : 1];
     int first = get_group_id(1) * TOKENS, tokens = min(m - first, TOKENS);
@@ -171,6 +182,7 @@ kernel void mul_mat_amx(int m, int x_stride, int x_offset, int r_stride, int r_o
         int depth = min(K - start, DEPTH);
         for (int t = 0; t < tokens; t++)
             put_row(&rows, t, x + t * x_stride + start, depth);
+        hide_rows(&rows, tokens, depth);
         for (int group = begin; group < end; group++) {
             Target target = target_of(group, w0, w1, w2);
             WITH_TYPE_OF(target, take_columns, &columns, &shape, target.weights, start / 32, depth);
