@@ -19,9 +19,8 @@ from hrxmp.kernels.product import OPERANDS, STRIDES, Product
 Params = tuple[tuple[str, Param], ...]
 
 WARP = 32
-_LX = 512
+_LX = 1024
 _ATTEND_LX = 256
-_GROUPS_A_UNIT = 2
 _RAW = (DType.F32, DType.F16, DType.Q4_K, DType.Q5_K)
 """Formats whose rows keep the file's bytes: blocks of a multiple of 16 bytes."""
 
@@ -98,7 +97,6 @@ def mul_mat(traits: DeviceTraits, product: Product) -> Launch:
     rows, split = _tile(traits, product)
     counts = product.rows[:1] if product.epilogue == "swiglu" else product.rows
     tiles = sum(-(-n // rows) for n in counts)
-    groups = -(-tiles // (_LX // WARP // split))
     values = {
         "FORM": form(traits),
         **{f"W{i}": label for i, label in enumerate(_formats(product))},
@@ -122,7 +120,7 @@ def mul_mat(traits: DeviceTraits, product: Product) -> Launch:
             "norm_w" if product.norm else "x",
             *product.operands(),
         ),
-        global_size=(min(groups, _GROUPS_A_UNIT * traits.compute_units) * _LX, product.m),
+        global_size=(min(tiles, traits.compute_units) * _LX, product.m),
         writes=("y",),
         flops=product.flops(),
         nbytes=product.nbytes(),
@@ -239,7 +237,7 @@ def _check(product: Product) -> None:
 
 def _tile(traits: DeviceTraits, product: Product) -> tuple[int, int]:
     """Rows a warp takes at once, and warps that share a row: enough of both to fill the device."""
-    warps = _GROUPS_A_UNIT * traits.compute_units * (_LX // WARP)
+    warps = traits.compute_units * (_LX // WARP)
     counts = product.rows[:1] if product.epilogue == "swiglu" else product.rows
     total, halves = sum(counts), 1 + (product.epilogue == "swiglu")
     rows = next((r for r in (4, 2) if total >= r * warps and r * halves <= 4), 1)

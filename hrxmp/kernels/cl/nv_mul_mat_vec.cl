@@ -1,8 +1,9 @@
 // y = x w for one row of x at a time: a work-group brings the row into local memory once, its warps
 // take ROWS rows of the weights each, SPLIT warps share the elements of a row.
 //
-// W0, W1, W2 name the formats; with PACKED all are quantised, else all are f16 or f32. The groups
-// stride over the tiles, so that few groups bring few copies of the row.
+// W0, W1, W2 name the formats; with PACKED all are quantised, else all are f16 or f32. Neighbouring
+// tiles go to different groups, and the groups stride over them: few groups bring few copies of the
+// row, and all of the device reads at any time.
 
 #include "nv_blocks.h"
 #include "nv_row.h"
@@ -15,7 +16,7 @@
 
 #define TILES_OF(n) (((n) + ROWS - 1) / ROWS)
 #define TILES (SWIGLU ? TILES_OF(N0) : TILES_OF(N0) + TILES_OF(N1) + TILES_OF(N2))
-#define TILES_A_GROUP (WARPS / SPLIT)
+#define SLOTS (WARPS / SPLIT)
 #define SUMS (SWIGLU ? 2 * ROWS : ROWS)
 #define PASSES ((K + 4 * LX - 1) / (4 * LX))
 #define CHUNKS (PACKED ? K / 32 : FORMAT(W0) == FORMAT_f16 ? K / 8 : K / 4)
@@ -41,6 +42,7 @@ inline void load_row(global const float *x, global const float *norm_w, float ep
                      local float *scratch) {
     float4 values[PASSES];
     float squares = 0.0f;
+#pragma unroll
     for (int pass = 0; pass < PASSES; pass++) {
         int element = (pass * LX + get_local_id(0)) * 4;
         values[pass] = element < K ? vload4(0, x + element) : (float4)0.0f;
@@ -49,6 +51,7 @@ inline void load_row(global const float *x, global const float *norm_w, float ep
 #if NORM
     float factor = 1.0f / sqrt(group_total(squares, scratch) / K + eps);
 #endif
+#pragma unroll
     for (int pass = 0; pass < PASSES; pass++) {
         int element = (pass * LX + get_local_id(0)) * 4;
 #if NORM
@@ -71,6 +74,7 @@ inline void dot_packed(int format, global const uchar **w, int part, local const
         if (chunk < CHUNKS) {
             Run low = run_at(row, low_run(format, chunk), K);
             Run high = run_at(row, high_run(format, chunk), K);
+#pragma unroll
             for (int i = 0; i < SUMS; i++) {
                 Chunk c = chunk_of(format, w[i], chunk, K);
                 sums[i] += run_dot(c.low, c.scale_low, c.add_low, low) +
@@ -86,6 +90,7 @@ inline void dot_floats(int format, global const uchar **w, int part, local const
     for (int pass = 0; pass < CHUNK_PASSES; pass++) {
         int chunk = (pass * SPLIT + part) * WARP + get_local_id(0) % WARP;
         if (chunk < CHUNKS) {
+#pragma unroll
             for (int i = 0; i < SUMS; i++) {
                 uint4 v = load_stream(w[i] + chunk * 16);
                 if (format == FORMAT_f16) {
@@ -100,19 +105,39 @@ inline void dot_floats(int format, global const uchar **w, int part, local const
     }
 }
 
-inline void dot_tile(int format, Tile tile, global const uchar *up, int part,
-                     local const uint *row, float *sums) {
-    global const uchar *rows[SUMS];
+// Where the rows of a tile begin: those of the gate, then those of `up`.
+inline void rows_of(int format, Tile tile, global const uchar *up, global const uchar **rows) {
+#pragma unroll
     for (int i = 0; i < ROWS; i++) {
         size_t at = (size_t)min(tile.row + i, tile.n - 1) * row_bytes(format, K);
         rows[i] = tile.w + at;
         if (SWIGLU)
             rows[SUMS - ROWS + i] = up + at;
     }
+}
+
+inline void dot_tile(int format, Tile tile, global const uchar *up, int part,
+                     local const uint *row, float *sums) {
+    global const uchar *rows[SUMS];
+    rows_of(format, tile, up, rows);
 #if PACKED
     dot_packed(format, rows, part, row, sums);
 #else
     dot_floats(format, rows, part, row, sums);
+#endif
+}
+
+// Bring a tile near while the row is still being prepared.
+inline void warm_tile(Tile tile, global const uchar *up, int part) {
+#if PTX
+    int format = tile.weight == 0 ? FORMAT(W0) : tile.weight == 1 ? FORMAT(W1) : FORMAT(W2);
+    global const uchar *rows[SUMS];
+    rows_of(format, tile, up, rows);
+#pragma unroll
+    for (int i = 0; i < SUMS; i++)
+        for (int at = (part * WARP + get_local_id(0) % WARP) * 128; at < row_bytes(format, K);
+             at += SPLIT * WARP * 128)
+            prefetch_line(rows[i] + at);
 #endif
 }
 
@@ -127,22 +152,24 @@ inline void dot_any(Tile tile, global const uchar *up, int part, local const uin
         dot_tile(FORMAT(W0), tile, up, part, row, sums);
 }
 
-// The sums of all lanes and of the SPLIT warps, then the epilogue, by one item a result.
-inline void store_sums(const float *sums, int first, local float *results, local float *scratch,
-                       global const float *residual, global float *y) {
+// The sums of all lanes and of the SPLIT warps, then the epilogue, by one item a result. Slot s of
+// the group has tile first + s * stride.
+inline void store_sums(const float *sums, int first, int stride, local float *results,
+                       local float *scratch, global const float *residual, global float *y) {
     int item = get_local_id(0), warp = item / WARP;
+#pragma unroll
     for (int i = 0; i < SUMS; i++) {
         float sum = warp_sum(sums[i], scratch);
         if (item % WARP == 0)
             results[warp * SUMS + i] = sum;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    Tile tile = tile_at(first + item / ROWS, 0, 0, 0);
-    if (item < TILES_A_GROUP * ROWS && first + item / ROWS < TILES &&
-        tile.row + item % ROWS < tile.n) {
+    int slot = item / ROWS, at = first + slot * stride;
+    Tile tile = tile_at(at, 0, 0, 0);
+    if (slot < SLOTS && at < TILES && tile.row + item % ROWS < tile.n) {
         float sum = 0.0f, up = 0.0f;
         for (int part = 0; part < SPLIT; part++) {
-            local const float *found = results + (item / ROWS * SPLIT + part) * SUMS;
+            local const float *found = results + (slot * SPLIT + part) * SUMS;
             sum += found[item % ROWS];
             up += found[SUMS - ROWS + item % ROWS];
         }
@@ -163,20 +190,23 @@ KERNEL nv_mul_mat_vec(int m, int x_stride, int x_offset, int r_stride, int r_off
                       global const float *residual, global float *y) {
     local uint row[ROW_WORDS(K, PACKED)] __attribute__((aligned(16)));
     local float results[WARPS * SUMS], scratch[LX];
-    int token = get_group_id(1), warp = get_local_id(0) / WARP;
+    int token = get_group_id(1), warp = get_local_id(0) / WARP, part = warp % SPLIT;
     if (token >= m)
         return;
+    int stride = get_num_groups(0), first = get_group_id(0);
+    Tile tile = tile_at(min(first + warp / SPLIT * stride, TILES - 1), w0, w1, w2);
+    warm_tile(tile, w1, part);
     load_row(x + x_offset + token * x_stride, norm_w, eps, row, scratch);
     barrier(CLK_LOCAL_MEM_FENCE);
     residual += r_offset + token * r_stride;
     y += y_offset + token * y_stride;
-    int stride = get_num_groups(0) * TILES_A_GROUP;
-    for (int first = get_group_id(0) * TILES_A_GROUP; first < TILES; first += stride) {
+    for (; first < TILES; first += SLOTS * stride) {
         float sums[SUMS];
+#pragma unroll
         for (int i = 0; i < SUMS; i++)
             sums[i] = 0.0f;
-        Tile tile = tile_at(min(first + warp / SPLIT, TILES - 1), w0, w1, w2);
-        dot_any(tile, w1, warp % SPLIT, row, sums);
-        store_sums(sums, first, results, scratch, residual, y);
+        tile = tile_at(min(first + warp / SPLIT * stride, TILES - 1), w0, w1, w2);
+        dot_any(tile, w1, part, row, sums);
+        store_sums(sums, first, stride, results, scratch, residual, y);
     }
 }
