@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 
 from hrxmp.aggregator.merge import Item, Released
+from hrxmp.aggregator.rotation import Rotation
 from hrxmp.records import OPENING
 
 QUEUE_BYTES = 8 << 20
@@ -31,7 +32,12 @@ _LATE = OPENING + b'"late":true,'
 class Sink:
     """The descriptor and its writer thread."""
 
-    def __init__(self, descriptor: int, on_written: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        on_written: Callable[[], None],
+        rotation: Rotation | None = None,
+    ) -> None:
         self.descriptor = descriptor
         self.written_bytes = 0
         self.broken = ""
@@ -39,6 +45,7 @@ class Sink:
         self.blocked_since = 0.0
         """Since when the disk has refused (monotonic seconds); 0 when it does not."""
         self._on_written = on_written
+        self._rotation = rotation
         self._regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
         self._work = threading.Condition()
         self._queue: deque[tuple[bytes, Released]] = deque()
@@ -82,6 +89,8 @@ class Sink:
             self._stop = True
             self._work.notify()
         self._thread.join(timeout_s)
+        if self._rotation is not None:
+            self._rotation.join(timeout_s)
         return not self._thread.is_alive()
 
     # -- the writer's thread -----------------------------------------------------------------
@@ -95,6 +104,8 @@ class Sink:
                     return
                 data, released = self._queue[0]
             self._write(data)
+            if self._rotation is not None and self._rotation.due(self.descriptor):
+                self.descriptor = self._rotation.rotate(self.descriptor)
             self._done.append(released)
             with self._work:
                 self._queue.popleft()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +18,7 @@ import pytest
 
 from hrxmp import wire
 from hrxmp.aggregator.reader import read, read_file
+from hrxmp.aggregator.rotation import Rotation
 from hrxmp.clock import HybridLogicalClock
 from hrxmp.identity import new_identity
 from hrxmp.messages import FromAggregator, StatusReply, StatusRequest
@@ -210,3 +214,76 @@ def test_tail_of_nobody(tmp_path: Path) -> None:
     done = tool("tail", f"ipc://{tmp_path}/nobody")
     assert done.returncode == 2
     assert "no aggregator answers" in done.stderr
+
+
+def test_rotation_keeps_every_line_and_few_files(tmp_path: Path) -> None:
+    endpoint, path = f"ipc://{tmp_path}/trace", tmp_path / "out"
+    flags = ("--output", str(path), "--rotate-mb", "0.05", "--keep", "0")
+    with aggregator(endpoint, sys.stderr.fileno(), *flags):
+        source = tracer(endpoint, "executor")
+        for number in range(2000):
+            source.emit(Annotation, label=f"{number}" + "x" * 100)
+            if number % 200 == 0:
+                source.flush()
+        assert source.close(5.0)
+    old = sorted(tmp_path.glob("out.*"))
+    assert len(old) > 3
+    assert {one.suffix for one in old} == {".gz"}
+    assert {one.stat().st_mode & 0o777 for one in old} == {0o600}
+    lines = [line for one in old for line in gzip.decompress(one.read_bytes()).splitlines()]
+    lines += path.read_bytes().splitlines()
+    assert [line.record.seq for line in read(lines).lines] == list(range(2000))
+
+
+def test_rotation_forgets_the_oldest(tmp_path: Path) -> None:
+    rotation = Rotation(tmp_path / "out", max_bytes=10, keep=2)
+    descriptor = rotation.open()
+    for number in range(5):
+        os.write(descriptor, b"line %d, long enough\n" % number)
+        assert rotation.due(descriptor)
+        descriptor = rotation.rotate(descriptor)
+        rotation.join(5)
+    assert not rotation.due(descriptor)
+    os.close(descriptor)
+    old = sorted(tmp_path.glob("out.*"))
+    assert [gzip.decompress(one.read_bytes())[:6] for one in old] == [b"line 3", b"line 4"]
+
+
+def test_metrics(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    endpoint = f"ipc://{tmp_path}/trace"
+    null = os.open(os.devnull, os.O_WRONLY)
+    with aggregator(endpoint, null, "--metrics", str(port)):
+        assert ends(start_pair(endpoint, "r1", 5, 10)) == [0, 0]
+        deadline = time.monotonic() + 5
+        text = ""
+        while "hrxmp_runs_ended_total" not in text and time.monotonic() < deadline:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                text = answer.read().decode()
+    os.close(null)
+    assert 'hrxmp_executions_total{outcome="ok"} 5.0' in text
+    assert 'hrxmp_requests_total{via="compile"} 5.0' in text
+    assert "hrxmp_compile_seconds_count 5.0" in text
+    assert "hrxmp_wait_seconds_count 5.0" in text
+    assert "hrxmp_lost_records_total 0.0" in text
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--bind", "http://x"),
+        ("--bind", "tcp://127.0.0.1:1"),
+        ("--bind", "ipc://{folder}/a", "--output", "{folder}/no/such/folder"),
+        ("--bind", "ipc://{folder}/a", "--metrics", "x"),
+    ],
+)
+def test_what_cannot_be_meant_is_said(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "hrxmp", "aggregator"]
+    command += [flag.format(folder=tmp_path) for flag in flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=10)
+    assert done.returncode == 2
+    assert done.stderr.startswith("hrxmp-aggregator: ")
+    assert done.stderr.count("\n") == 1
