@@ -56,6 +56,8 @@ class Hello(Body, frozen=True, kw_only=True, tag="hello"):
     """Executors to a pool: where this run's records go; empty when tracing is off."""
     run_begin_ns: int = 0
     """Executors to a pool: monotonic zero of the run's `t_ns`."""
+    expects_compiles: bool = False
+    """Executors to a pool: its store is empty, so workers will be needed at once."""
     resumed: bool = False
     """Trace sources: this life of the source had a session before."""
     floor: Hlc = (0, 0)

@@ -129,6 +129,7 @@ class CompileClient:
         *,
         trace_endpoint: str = "",
         run_begin_ns: int = 0,
+        expects_compiles: bool = False,
         on_not_stored: Callable[[str], None] | None = None,
     ) -> None:
         self._endpoint = endpoint
@@ -145,6 +146,7 @@ class CompileClient:
             package_version="",
             trace_endpoint=trace_endpoint,
             run_begin_ns=run_begin_ns,
+            expects_compiles=expects_compiles,
         )
         self._lock = threading.Lock()
         self._tickets: dict[int, Ticket] = {}

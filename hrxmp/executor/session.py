@@ -119,6 +119,7 @@ class Session:
             self.link.pool, self.identity, self.clock, self.settings,
             trace_endpoint=self.link.aggregator if self.tracer is not None else "",
             run_begin_ns=self.link.run_begin_ns,
+            expects_compiles=not self.store.entry_count(),
             on_not_stored=self.store.note_trouble,
         )  # fmt: skip
         client.start()

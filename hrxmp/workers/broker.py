@@ -39,6 +39,7 @@ class Worker:
     def __init__(self, name: str, device: str, now: int) -> None:
         self.name = name
         self.device = device
+        """The device that it opened, or will; empty until its first job when any will do."""
         self.state = "starting"
         """`starting`, `idle`, `busy` or `leaving`."""
         self.since_ns = now
@@ -83,6 +84,13 @@ class Broker:
         """An executor is gone: its requests need no answer any more."""
         self.book.client_gone(client)
         return self._schedule(now)
+
+    def expect(self, now: int) -> list[Action]:
+        """An executor will need compiles soon: start workers that take a job of any device."""
+        working = sum(worker.state != "leaving" for worker in self.workers.values())
+        for _ in range(self.limits.workers - working if not self._draining else 0):
+            self._spawn("", now, "compiles are expected")
+        return self._take()
 
     def run_over(self, run_id: str) -> None:
         """A run has no executor any more."""
@@ -252,8 +260,9 @@ class Broker:
 
     def _schedule(self, now: int) -> list[Action]:
         queued = [] if self._draining else self.book.queued()
-        for worker in [w for w in self.workers.values() if w.state == "idle"]:
-            mine = [job for job in queued if job.body.device == worker.device]
+        idle = [w for w in self.workers.values() if w.state == "idle"]
+        for worker in sorted(idle, key=lambda worker: not worker.device):
+            mine = [job for job in queued if worker.device in (job.body.device, "")]
             if mine:
                 job = min(mine, key=self._rank)
                 queued.remove(job)
@@ -269,6 +278,7 @@ class Broker:
 
     def _assign(self, worker: Worker, job: Job, now: int) -> None:
         worker.state, worker.since_ns, worker.job = "busy", now, job
+        worker.device = job.body.device
         job.give_to(worker.name, now)
         self._turn += 1
         self._served |= dict.fromkeys(job.runs, self._turn)
@@ -278,19 +288,24 @@ class Broker:
 
     def _staff(self, queued: list[Job], now: int) -> None:
         """Start workers for the jobs that found none, or make room for one."""
+        spare = sum(w.state == "starting" and not w.device for w in self.workers.values())
         for device in dict.fromkeys(job.body.device for job in queued):
             mine = [w for w in self.workers.values() if w.device == device and w.state != "leaving"]
             wanted = sum(job.body.device == device for job in queued)
             wanted -= sum(w.state == "starting" for w in mine)
+            spare, wanted = max(0, spare - max(0, wanted)), wanted - spare
             if device in self._caps:
                 wanted = min(wanted, self._caps[device] - len(mine))
             for _ in range(wanted):
                 if not self._room_for(device, now):
                     return
-                self._last_worker += 1
-                name = f"worker-{self._last_worker}"
-                self.workers[name] = Worker(name, device, now)
-                self._emit(Spawn(worker=name, device=device, reason="jobs wait"))
+                self._spawn(device, now, "jobs wait")
+
+    def _spawn(self, device: str, now: int, reason: str) -> None:
+        self._last_worker += 1
+        name = f"worker-{self._last_worker}"
+        self.workers[name] = Worker(name, device, now)
+        self._emit(Spawn(worker=name, device=device, reason=reason))
 
     def _room_for(self, device: str, now: int) -> bool:
         working = [w for w in self.workers.values() if w.state != "leaving"]

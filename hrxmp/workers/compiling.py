@@ -6,6 +6,7 @@ leaves a job without one, and then the pool answers. pyopencl is loaded at the f
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import traceback
 from collections.abc import Callable, Mapping
@@ -93,14 +94,27 @@ class Compiler:
         phase("compiler")
         return build.build(device, job.variant, sanitizer, extra)
 
+    def prepare(self) -> None:
+        """Load what the first job will need, while it is still on its way. What fails here fails
+        again there, and is told then."""
+        if self._function is None:
+            with contextlib.suppress(Exception):
+                self._load()
+
+    def _load(self) -> None:
+        from hrxmp.kernels import build  # noqa: F401 - only to have it loaded
+        from hrxmp.kernels.loader import opencl, prepare_loader
+
+        prepare_loader(
+            vendors=self._vendors, scratch=self._scratch, cuda_cache=self._store.driver_cache()
+        )
+        opencl()
+
     def _open(self, spec: str) -> Device:
         if self._device is None or self._spec != spec:
             from hrxmp.kernels import device
-            from hrxmp.kernels.loader import prepare_loader
 
-            prepare_loader(
-                vendors=self._vendors, scratch=self._scratch, cuda_cache=self._store.driver_cache()
-            )
+            self._load()
             self._device = device.open_device(spec, probed=False)
             self._spec = spec
         return self._device

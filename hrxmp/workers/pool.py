@@ -197,6 +197,8 @@ class Pool:
         if session is None:
             trace = self._traces.open(envelope.run_id, body)
             session = self._clients[client] = Session(client, body, message.peer, trace)
+            if body.expects_compiles:
+                self._do(self.broker.expect(mono_ns()))
         else:
             self.sessions.pop(session.peer, None)
             session.peer = message.peer

@@ -35,6 +35,7 @@ def main(argv: list[str]) -> int:
     link.start()
     lifecycle.notify_ready(args.ready_fd)
     compiler = Compiler.from_environment(os.environ, args.scratch, function)
+    compiler.prepare()
     return _serve(link, compiler)
 
 

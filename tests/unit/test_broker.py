@@ -507,3 +507,17 @@ class Story:
                 assert self.answers[ident] <= 1
         assert self.open == {}
         assert not self.pool.book._open
+
+
+def test_expected_compiles_find_their_workers_started() -> None:
+    """Workers of no device yet, at most as many as allowed; the first jobs give them one."""
+    pool = broker(workers=2)
+    expected = pool.expect(0)
+    assert [spawn.device for spawn in of(Spawn, expected)] == ["", ""]
+    assert of(Spawn, pool.expect(0)) == []
+    first = pool.submit(request(1, "a", device="one"), 1)
+    assert of(Spawn, first) == []  # one is on its way
+    (job,) = of(Assign, bring_up(pool, expected, 2))
+    assert pool.workers[job.worker].device == "one"
+    (other,) = of(Assign, pool.submit(request(2, "b", device="two"), 3))
+    assert pool.workers[other.worker].device == "two"
