@@ -19,7 +19,7 @@ import numpy as np
 
 from hrxmp import records
 from hrxmp.dtypes import DType
-from hrxmp.errors import ErrorInfo, DeviceError, HrxmpError
+from hrxmp.errors import DeviceError, ErrorInfo, HrxmpError
 from hrxmp.executor.counts import EngineStats, GraphCounts
 from hrxmp.executor.graph_program import GraphProgram, GraphPrograms
 from hrxmp.executor.guard import Guard

@@ -21,8 +21,8 @@ _KEPT = 64
 class Command(msgspec.Struct, frozen=True, kw_only=True):
     """One launch and the memory slot of each operand. `node` is the graph node it completes.
 
-    Slots number the graph's storages first, then the arena's. Operands begin at their slot's
-    first byte; offsets are arguments of the launch.
+    Slots number the graph's storages first, then the arena's, then the shared state. Operands
+    begin at their slot's first byte; offsets are arguments of the launch.
     """
 
     node: int

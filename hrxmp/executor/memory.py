@@ -17,6 +17,7 @@ import numpy as np
 from hrxmp.errors import DeviceMemoryError, GraphError
 from hrxmp.graph import Storage
 from hrxmp.kernels.device import Device
+from hrxmp.kernels.layer import STATE_BYTES
 from hrxmp.kernels.loader import opencl
 
 if TYPE_CHECKING:
@@ -34,9 +35,10 @@ class Memory:
         self._device = device
         self._buffers: weakref.WeakKeyDictionary[Storage, cl.Buffer] = weakref.WeakKeyDictionary()
         self._arena: list[cl.Buffer] = []
+        self._state: cl.Buffer | None = None
 
     def buffer(self, storage: Storage) -> cl.Buffer:
-        """The storage's buffer, allocated at first need; DeviceMemoryError when there is no room."""
+        """The storage's buffer, allocated at first need; DeviceMemoryError without room."""
         found = self._buffers.get(storage)
         if found is None:
             found = self._buffers[storage] = self._allocate(storage.nbytes, storage.name)
@@ -53,6 +55,14 @@ class Memory:
                 self._arena[rank] = self._allocate(sizes[slot], "activations")
             found[slot] = self._arena[rank]
         return [found[slot] for slot in range(len(sizes))]
+
+    def state(self) -> cl.Buffer:
+        """Counters of launches that run in phases: zero before and after each of them."""
+        if self._state is None:
+            self._state = self._allocate(STATE_BYTES, "state")
+            zero = np.zeros(STATE_BYTES, np.uint8)
+            self._cl.enqueue_copy(self._device.queue, self._state, zero, is_blocking=True)
+        return self._state
 
     def upload(self, storage: Storage, data: np.ndarray[Any, Any], offset: int = 0) -> None:
         """Copy a contiguous host array into the storage, in pieces, straight from its pages."""

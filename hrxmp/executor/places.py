@@ -15,14 +15,12 @@ import msgspec
 from hrxmp.dtypes import DType
 from hrxmp.errors import GraphError, UnsupportedError
 from hrxmp.executor import arena
+from hrxmp.executor.fusion import STATE, Emitted, Memory, fuse_layers
 from hrxmp.executor.graph_program import Command, GraphProgram, Port
-from hrxmp.graph import Graph, Storage, Tensor, contiguous_strides
+from hrxmp.graph import Graph, Tensor, contiguous_strides
 from hrxmp.kernels import dispatch
 from hrxmp.kernels.definition import DeviceTraits
 from hrxmp.kernels.launch import Launch
-
-Memory = Storage | int
-"""The caller's storage, or the number of a planned value."""
 
 _PORTS = {DType.F32: "float32", DType.F16: "float16", DType.I32: "int32"}
 
@@ -50,7 +48,7 @@ class Builder:
         self.graph = graph
         self.traits = traits
         self._values: list[arena.Value] = []
-        self._commands: list[tuple[int, Launch, dict[str, Memory]]] = []
+        self._commands: list[Emitted] = []
         self._places: dict[int, Place] = {}
 
     # -- places ------------------------------------------------------------------------------
@@ -140,36 +138,47 @@ class Builder:
 
     def emit(self, node: Tensor, launch: Launch, **operands: Place) -> None:
         """Append a command that completes `node`."""
-        now = len(self._commands)
         memories = {name: place.memory for name, place in operands.items()}
-        for memory in memories.values():
-            if isinstance(memory, int):
-                value = self._values[memory]
-                value.first = now if value.first < 0 else value.first
-                value.last = now
-        self._commands.append((node.index, launch, memories))
+        self._commands.append(Emitted(node=node.index, launch=launch, memories=memories))
 
     def program(self, number: int) -> GraphProgram:
         """The program of all that was emitted."""
         outputs = {name: self._port(tensor) for name, tensor in self.graph.outputs.items()}
         inputs = {name: self._port(tensor) for name, tensor in self.graph.inputs.items()}
-        for memory, _port in outputs.values():
-            if isinstance(memory, int):
-                self._values[memory].last = len(self._commands)
-        storages = self.graph.storages()
-        slots: dict[Memory, int] = {storage: slot for slot, storage in enumerate(storages)}
-        plan = arena.plan(self._values)
-        slots |= {value: len(storages) + slot for value, slot in enumerate(plan.slot_of)}
+        kept = {memory for memory, _port in outputs.values()}
+        commands = fuse_layers(self.traits, self._commands, self._values, kept)
+        slots, arena_bytes = self._slots(commands, kept)
         return GraphProgram(
             program=number,
             commands=tuple(
-                Command(node=node, launch=launch, slots={n: slots[m] for n, m in operands.items()})
-                for node, launch, operands in self._commands
+                Command(
+                    node=item.node,
+                    launch=item.launch,
+                    slots={name: slots[memory] for name, memory in item.memories.items()},
+                )
+                for item in commands
             ),
-            arena_bytes=plan.slot_bytes,
+            arena_bytes=arena_bytes,
             inputs={name: port(slots[memory]) for name, (memory, port) in inputs.items()},
             outputs={name: port(slots[memory]) for name, (memory, port) in outputs.items()},
         )
+
+    def _slots(
+        self, commands: list[Emitted], kept: set[Memory]
+    ) -> tuple[dict[Memory, int], tuple[int, ...]]:
+        """The slot of each memory (storages, arena, state), and the bytes of the arena's."""
+        for now, item in enumerate(commands):
+            for memory in item.memories.values():
+                if isinstance(memory, int) and memory != STATE:
+                    value = self._values[memory]
+                    value.first = now if value.first < 0 else value.first
+                    value.last = len(commands) if memory in kept else now
+        plan = arena.plan(self._values)
+        slots: dict[Memory, int] = {s: slot for slot, s in enumerate(self.graph.storages())}
+        first = len(slots)
+        slots |= {value: first + slot for value, slot in enumerate(plan.slot_of)}
+        slots[STATE] = first + len(plan.slot_bytes)
+        return slots, plan.slot_bytes
 
     def _port(self, tensor: Tensor) -> tuple[Memory, _PortMaker]:
         if tensor.dtype not in _PORTS:

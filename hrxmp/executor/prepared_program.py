@@ -38,7 +38,7 @@ class PreparedProgram:
         self._cl = opencl()
         self._device = device
         self._buffers = [memory.buffer(storage) for storage in storages]
-        self._buffers += memory.arena(program.arena_bytes)
+        self._buffers += [*memory.arena(program.arena_bytes), memory.state()]
         self._launches: list[tuple[cl.Kernel, tuple[int, ...], tuple[int, ...]]] = []
         self._held: dict[str, Array] = {}
 

@@ -17,7 +17,8 @@ from hrxmp.kernels.launch import Launch
 PHASES = 5
 _SPLITS = 8
 """Most splits of the cache."""
-_STATE_BYTES = 4 * 16 * (1 + 2 * PHASES)
+STATE_BYTES = 4 * 16 * (1 + 2 * PHASES)
+"""Counters of `cl/phases.h`."""
 _TYPES = "WQ WK WV WO WG WU WD"
 _CACHE = "HEAD_DIM HEADS KV_HEADS KV N_DIMS NEOX FACTORS"
 
@@ -65,14 +66,13 @@ class FusedLayer(msgspec.Struct, frozen=True, kw_only=True):
     """One launch for five. Its operands are those of `slots`, and two more for it alone.
 
     `scratch` needs no contents. `state` must be zero before the first launch, and every launch
-    leaves it zero; launches of one in-order queue may share both.
+    leaves it zero (STATE_BYTES); launches of one in-order queue may share both.
     """
 
     launch: Launch
     slots: dict[str, int]
     """Operand name -> the slot it had; without `scratch` and `state`."""
     scratch_bytes: int
-    state_bytes: int = _STATE_BYTES
 
 
 def fuse_layer(

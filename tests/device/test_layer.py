@@ -12,7 +12,7 @@ from hrxmp.dtypes import DType
 from hrxmp.kernels.attention import rope_flash_attn
 from hrxmp.kernels.device import Device
 from hrxmp.kernels.launch import Launch
-from hrxmp.kernels.layer import FusedLayer, fuse_layer
+from hrxmp.kernels.layer import STATE_BYTES, FusedLayer, fuse_layer
 from hrxmp.kernels.mul_mat import mul_mat
 from tests.device.conftest import Runner
 from tests.device.test_mul_mat import make_weight
@@ -123,7 +123,7 @@ def test_layer_in_one_launch(
     fused = layer.fused(device)
     assert fused is not None
     expected = run_apart(run, layer, position)
-    state = np.zeros(fused.state_bytes, np.uint8)
+    state = np.zeros(STATE_BYTES, np.uint8)
     for _ in range(3):
         result = run_fused(run, layer, fused, position, state)
         state = result["state"]

@@ -55,8 +55,20 @@ def layer(m: int) -> Graph:
     return graph
 
 
-def test_a_decode_layer_is_five_launches() -> None:
-    found = names(lower(layer(1), TRAITS, 1))
+def test_a_decode_layer_is_one_launch_where_the_device_has_it() -> None:
+    assert names(lower(layer(1), TRAITS, 1)) == ["layer_row"]
+
+
+def test_a_layer_whose_inside_somebody_reads_stays_apart() -> None:
+    graph = layer(1)
+    swiglu = next(node for node in graph.nodes if node.op == "swiglu")
+    graph.output(swiglu, "inside")
+    assert "layer_row" not in names(lower(graph, TRAITS, 1))
+
+
+def test_a_decode_layer_is_five_launches_elsewhere() -> None:
+    pocl = msgspec.structs.replace(TRAITS, form="pocl-cpu")
+    found = names(lower(layer(1), pocl, 1))
     assert len(found) == 5
     assert not {"binary", "swiglu", "rms_norm_weighted", "cpy", "rope", "set_rows"} & set(found)
 

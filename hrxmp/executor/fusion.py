@@ -1,0 +1,86 @@
+"""Fusion over commands: the launches of a whole transformer layer become one where it pays.
+
+Pure. It runs after the rules, on what they emitted, and before memory is planned; what a device
+fuses is the kernel library's word (`kernels.layer`), that nobody else reads the values in between
+is checked here.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from hrxmp.executor.arena import Value
+from hrxmp.graph import Storage
+from hrxmp.kernels import layer
+from hrxmp.kernels.definition import DeviceTraits
+from hrxmp.kernels.launch import Launch
+
+Memory = Storage | int
+"""The caller's storage, or the number of a planned value."""
+
+STATE = -1
+"""Memory of counters that are zero before and after each launch; all programs share it."""
+
+
+class Emitted(msgspec.Struct, frozen=True, kw_only=True):
+    """A command before memory is planned."""
+
+    node: int
+    launch: Launch
+    memories: dict[str, Memory]
+
+
+def fuse_layers(
+    traits: DeviceTraits, commands: list[Emitted], values: list[Value], kept: set[Memory]
+) -> list[Emitted]:
+    """The commands with each layer that can be one launch as one. May append to `values`.
+
+    `kept` is memory that the caller reads afterwards.
+    """
+    numbers = _numbers(commands)
+    last_use = {m: i for i, item in enumerate(commands) for m in item.memories.values()}
+    fused: list[Emitted] = []
+    at = 0
+    while at < len(commands):
+        window = commands[at : at + layer.PHASES]
+        found = layer.fuse_layer(
+            traits,
+            [item.launch for item in window],
+            [{name: numbers[m] for name, m in item.memories.items()} for item in window],
+        )
+        if found is None or not _private(window, at, last_use, kept):
+            fused.append(commands[at])
+            at += 1
+            continue
+        fused.append(_replaced(window, found, numbers, values))
+        at += layer.PHASES
+    return fused
+
+
+def _numbers(commands: list[Emitted]) -> dict[Memory, int]:
+    """A number for each memory, as `fuse_layer` compares slots."""
+    memories = dict.fromkeys(m for item in commands for m in item.memories.values())
+    return {memory: number for number, memory in enumerate(memories)}
+
+
+def _private(
+    window: list[Emitted], at: int, last_use: dict[Memory, int], kept: set[Memory]
+) -> bool:
+    """Whether what all but the last command write is read by these commands only."""
+    written = {
+        item.memories[name]
+        for item in window[:-1]
+        for name in item.launch.writes
+        if isinstance(item.memories[name], int)
+    }
+    return all(last_use[m] < at + layer.PHASES and m not in kept for m in written)
+
+
+def _replaced(
+    window: list[Emitted], found: layer.FusedLayer, numbers: dict[Memory, int], values: list[Value]
+) -> Emitted:
+    memory_of = {number: memory for memory, number in numbers.items()}
+    memories = {name: memory_of[slot] for name, slot in found.slots.items()}
+    values.append(Value(nbytes=found.scratch_bytes))
+    memories |= {"scratch": len(values) - 1, "state": STATE}
+    return Emitted(node=window[-1].node, launch=found.launch, memories=memories)
