@@ -7,6 +7,7 @@ import json
 import sys
 
 import msgspec
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -30,12 +31,16 @@ def main(argv: list[str], settings: Settings) -> int:
 
 
 def _table(devices: list[DeviceInfo]) -> Table:
-    table = Table("index", "name", "platform", "driver", "units", "memory", "pins", "state")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    for name in ("index", "device", "state"):
+        table.add_column(name, overflow="fold")
     for info in devices:
-        pins = "\n".join(pin for pin in (info.pci, info.uuid) if pin)
+        facts = [
+            info.name,
+            f"{info.platform}, driver {info.driver}",
+            f"{info.compute_units} compute units, {info.memory_bytes / 1e9:.1f} GB",
+            *(f"{kind} {pin}" for kind, pin in (("PCI", info.pci), ("UUID", info.uuid)) if pin),
+        ]
         state = "works" if info.usable else f"passed over: {info.reason}"
-        table.add_row(
-            str(info.index), info.name, info.platform, info.driver, str(info.compute_units),
-            f"{info.memory_bytes / 1e9:.1f} GB", pins, state,
-        )  # fmt: skip
+        table.add_row(str(info.index), "\n".join(facts), state)
     return table
