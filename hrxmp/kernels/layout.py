@@ -6,7 +6,8 @@ A layout is content only: packing is exact, every value can be read back from th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import reduce
 from typing import Any
 
 import msgspec
@@ -17,12 +18,14 @@ from hrxmp.dtypes import DType
 from hrxmp.errors import UnsupportedError
 
 Bytes = NDArray[np.uint8]
+Words = NDArray[Any]
+"""Little-endian words of four bytes."""
 Array = NDArray[Any]
 
 LANES = 16
 """Rows that layout lane16 keeps together."""
-_CHUNK_BYTES = 8 << 20
-"""Packing works through about this much of a weight at a time."""
+_CHUNK_BYTES = 1 << 18
+"""Packing works through about this much of a weight at a time: it stays in the cache."""
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +126,7 @@ def _pack_rows(dtype: DType, k: int, rows: Bytes, packed: Bytes) -> None:
 def _put(packed: Bytes, start: int, words: Array) -> int:
     """Interleave words [rows, blocks, w] of 16 rows each at byte `start`; where they end."""
     _, blocks, width = words.shape
-    end = start + blocks * width * LANES * words.itemsize
+    end = int(start + blocks * width * LANES * words.itemsize)
     target = packed[:, start:end].view(words.dtype).reshape(-1, blocks, width, LANES)
     target[:] = words.reshape(-1, LANES, blocks, width).transpose(0, 2, 3, 1)
     return end
@@ -132,7 +135,7 @@ def _put(packed: Bytes, start: int, words: Array) -> int:
 def _put_fields(packed: Bytes, start: int, scales: Bytes, fields: tuple[int, ...]) -> int:
     """Scales of a block: each field of 16 rows together, then the next."""
     _, blocks, width = scales.shape
-    end = start + blocks * width * LANES
+    end = int(start + blocks * width * LANES)
     target = packed[:, start:end].reshape(-1, blocks, width * LANES)
     source = scales.reshape(-1, LANES, blocks, width)
     at = 0
@@ -190,7 +193,7 @@ def _q8_0(blocks: Bytes) -> Parts:
 
 def _q4_k(blocks: Bytes) -> Parts:
     return Parts(
-        quants=_nibble_plane(_k_nibbles(blocks[..., 16:144])),
+        quants=_k_nibbles(blocks[..., 16:144]).view(np.uint8),
         scales=_k_scales(blocks[..., 4:16]),
         scale_bytes=(1, 1),
         supers=_own(blocks[..., :4]),
@@ -198,13 +201,16 @@ def _q4_k(blocks: Bytes) -> Parts:
 
 
 def _q5_k(blocks: Bytes) -> Parts:
-    low = _nibble_plane(_k_nibbles(blocks[..., 48:176]))
-    # Byte l of qh holds bit 4 of elements l, l + 32, l + 64, ... of the super-block.
-    bits = (blocks[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
-    shape = (blocks.shape[0], -1, 4)
-    high = _bit_plane(np.packbits(bits, axis=-1, bitorder="little").reshape(shape))
+    # Bit b of byte l of qh is bit 4 of element l of the super-block's block b.
+    qh = _words(blocks[..., 16:48])
+    planes = [
+        _joined((qh[..., chunk] >> block & _ONES) << chunk for chunk in range(8))
+        for block in range(8)
+    ]
+    high = np.stack(planes, axis=-1).reshape(len(blocks), -1, 1)
+    words = np.concatenate([_k_nibbles(blocks[..., 48:176]), high], axis=-1)
     return Parts(
-        quants=np.concatenate([low, high], axis=-1),
+        quants=words.view(np.uint8),
         scales=_k_scales(blocks[..., 4:16]),
         scale_bytes=(1, 1),
         supers=_own(blocks[..., :4]),
@@ -212,52 +218,68 @@ def _q5_k(blocks: Bytes) -> Parts:
 
 
 def _q6_k(blocks: Bytes) -> Parts:
-    rows = blocks.shape[0]
-    low = blocks[..., :128].reshape(rows, -1, 2, 2, 32)
+    rows = len(blocks)
+    ql = _words(blocks[..., :128]).reshape(rows, -1, 2, 16)
+    qh = _words(blocks[..., 128:192]).reshape(rows, -1, 2, 8)
+    words = np.empty((*ql.shape[:3], 4, 6), np.uint32)
     # In each half: low nibbles of 64 elements, then their high nibbles, 64 elements on.
-    nibbles = np.stack([low & 15, low >> 4], axis=3).reshape(rows, -1, 32)
-    high = blocks[..., 128:192].reshape(rows, -1, 2, 1, 32)
-    twos = (high >> np.arange(0, 8, 2, dtype=np.uint8)[:, None]) & 3
+    for block in range(2):
+        halves = _nibbles(ql[..., 8 * block : 8 * block + 8])
+        words[..., block, :4], words[..., block + 2, :4] = halves
+    for block in range(4):
+        twos = qh >> 2 * block & 3 * _ONES
+        for plane in range(2):
+            words[..., block, 4 + plane] = _joined(
+                twos[..., 4 * plane + chunk] << 2 * chunk for chunk in range(4)
+            )
     return Parts(
-        quants=np.concatenate(
-            [_nibble_plane(nibbles), _two_bit_plane(twos.reshape(rows, -1, 32))], axis=-1
-        ),
+        quants=words.reshape(rows, -1, 6).view(np.uint8),
         scales=blocks[..., 192:208].reshape(rows, -1, 2),
         scale_bytes=(1, 1),
         supers=_own(blocks[..., 208:210]),
     )
 
 
+_ONES = np.uint32(0x01010101)
+
+
 def _own(view: Bytes) -> Bytes:
     return np.ascontiguousarray(view)
 
 
-def _nibble_plane(values: Bytes) -> Bytes:
-    """[rows, blocks, 32] values of 4 bits -> 16 bytes: elements k and k + 16 share a byte."""
-    packed: Bytes = values[..., :16] | (values[..., 16:] << np.uint8(4))
-    return packed
+def _words(view: Bytes) -> Words:
+    """The bytes as little-endian words of four neighbours."""
+    return _own(view).view("<u4")
+
+
+def _joined(terms: Iterable[Words]) -> Words:
+    """All terms' bits together."""
+    return reduce(np.bitwise_or, terms)
+
+
+def _nibbles(words: Words) -> tuple[Words, Words]:
+    """[..., 8] words of two elements a byte -> low planes [..., 4] of the low and of the high
+    elements: elements k and k + 16 share a byte."""
+    first, second = words[..., :4], words[..., 4:]
+    low = first & 15 * _ONES | (second & 15 * _ONES) << 4
+    return low, first >> 4 & 15 * _ONES | second & 240 * _ONES
+
+
+def _k_nibbles(quants: Bytes) -> Words:
+    """128 bytes a super-block (each 32 bytes hold 32 elements low, the next 32 high) -> low planes
+    [rows, blocks of 32, 4]."""
+    rows = len(quants)
+    words = _words(quants).reshape(rows, -1, 4, 8)
+    return np.stack(_nibbles(words), axis=3).reshape(rows, -1, 4)
 
 
 def _bit_plane(words: Bytes) -> Bytes:
     """[rows, blocks, 4]: bit k of a little-endian word -> byte k % 4, bit k / 4."""
-    bits = np.unpackbits(_own(words), axis=-1, bitorder="little")
-    turned = bits.reshape(*words.shape[:2], 8, 4).swapaxes(2, 3)
-    return np.packbits(turned, axis=-1, bitorder="little").reshape(words.shape)
-
-
-def _two_bit_plane(values: Bytes) -> Bytes:
-    """[rows, blocks, 32] values of 2 bits: k = 16p + 4c + j -> byte 4p + j, bits 2c, 2c + 1."""
-    split = values.reshape(*values.shape[:2], 2, 4, 4)
-    shifted = split << np.arange(0, 8, 2, dtype=np.uint8)[:, None]
-    packed: Bytes = np.bitwise_or.reduce(shifted, axis=3).reshape(*values.shape[:2], 8)
-    return packed
-
-
-def _k_nibbles(quants: Bytes) -> Bytes:
-    """128 bytes a super-block: each 32 bytes hold 32 elements low, the next 32 high."""
-    rows = quants.shape[0]
-    halves = quants.reshape(rows, -1, 4, 1, 32)
-    return np.concatenate([halves & 15, halves >> 4], axis=3).reshape(rows, -1, 32)
+    source = _words(words)
+    # The product puts bit j of four bits into byte j.
+    spread = ((source >> 4 * c & 15) * np.uint32(0x204081) & _ONES for c in range(8))
+    plane: Bytes = _joined(bits << c for c, bits in enumerate(spread)).view(np.uint8)
+    return plane
 
 
 def _k_scales(packed: Bytes) -> Bytes:
@@ -265,7 +287,7 @@ def _k_scales(packed: Bytes) -> Bytes:
     first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scales = np.concatenate([first & 63, (third & 15) | (first >> 6 << 4)], axis=-1)
     minima = np.concatenate([second & 63, (third >> 4) | (second >> 6 << 4)], axis=-1)
-    return np.stack([scales, minima], axis=-1).reshape(packed.shape[0], -1, 2)
+    return np.stack([scales, minima], axis=-1).reshape(len(packed), -1, 2)
 
 
 _READERS: dict[DType, Callable[[Bytes], Parts]] = {

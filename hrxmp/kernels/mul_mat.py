@@ -142,7 +142,13 @@ def _check(traits: DeviceTraits, product: Product) -> None:
 def _params(product: Product) -> tuple[tuple[str, Param], ...]:
     weights = product.weights
     types = [weights[i if i < len(weights) else 0].dtype.label for i in range(MAX_WEIGHTS)]
-    values = (*types, weights[0].layout, product.k, *product.rows, product.epilogue)
+    values: tuple[Param, ...] = (
+        *types,
+        weights[0].layout,
+        product.k,
+        *product.rows,
+        product.epilogue,
+    )
     return tuple(zip(_WEIGHTS.split(), values, strict=True))
 
 

@@ -27,7 +27,7 @@ def has_byte_tiles() -> bool:
     """Whether this process may multiply tiles of bytes (AMX); it asks Linux for them."""
     if not {"amx_tile", "amx_int8", "avx512bw"} <= _flags():
         return False
-    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
+    return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
 
 
 def _flags() -> set[str]:

@@ -30,7 +30,7 @@ inline void finish(global atomic_int *state, int phase) {
 inline void await(global atomic_int *state, int phase, int parts) {
     while (atomic_load_explicit(state + STATE_DONE(phase), memory_order_acquire,
                                 memory_scope_device) < parts)
-        ;
+        __asm__ volatile("pause");
 }
 
 inline void leave(global atomic_int *state, int phases) {
