@@ -1,3 +1,4 @@
+# ruff: noqa: E402 - run from a checkout, not installed
 """The aggregator against rsyslog: records per CPU-second, side by side in one run; and latency.
 
     python benchmarks/aggregator.py [--records N] [--producers 2] [--repeats 3] [--profile]
@@ -26,8 +27,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from hrxmp import wire
+from hrxmp.aggregator.sessions import LARGEST_WINDOW
 from hrxmp.clock import HybridLogicalClock, mono_ns, wall_ns
-from hrxmp.delivery import BATCH_ITEMS, WINDOW_BYTES
+from hrxmp.delivery import BATCH_ITEMS
 from hrxmp.identity import new_identity
 from hrxmp.messages import Ack, FromAggregator, Goodbye, Heartbeat, Hello, Records, Welcome
 from hrxmp.records import OPENING, Annotation
@@ -61,7 +63,7 @@ def send_batches(endpoint: str, source: str, count: int) -> None:
     while not link.send(Hello(role="trace", pid=os.getpid(), boot_id="", package_version="")):
         link.poll(10)
     line, sent, acked, welcomed, done = payload(source), 0, 0, False, False
-    window = WINDOW_BYTES // SIZE
+    window = LARGEST_WINDOW // SIZE
     while not done:
         while welcomed and sent < count and sent - acked < window:
             wall, size = wall_ns(), min(BATCH_ITEMS, count - sent)

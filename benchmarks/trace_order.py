@@ -1,3 +1,4 @@
+
 """The ordering contract at length: many simulated worlds with faults, and controls without rules.
 
     python benchmarks/trace_order.py [--records N] [--seed FIRST]

@@ -36,8 +36,8 @@ Edge = tuple[str, int | None, bool]
 
 BATCH_ITEMS = 1000
 BATCH_BYTES = 256 << 10
-WINDOW_BYTES = 8 << 20
-"""So much may be sent and not yet acknowledged; bounds what the aggregator holds of one source."""
+WINDOW_BYTES = 256 << 10
+"""So much may be sent and not yet acknowledged, until the aggregator allows more or less."""
 MEMORY_BYTES = 16 << 20
 OPEN_TOLD = 256
 LINGER_NS = 10_000_000
@@ -99,6 +99,7 @@ class Delivery:
         self._hello_ns = self._sent_ns = self._take_ns = self._woken_ns = 0
         self._heartbeat_ns = 250_000_000
         self._born_ns = mono_ns()
+        self._window = WINDOW_BYTES
         self._acked = Ack(next_seq=0)
         """The last acknowledgement that says how far the whole trace is written."""
         self._goodbye_sent = False
@@ -246,7 +247,7 @@ class Delivery:
         """Send what the window allows. False when the peer takes nothing now."""
         if not self._welcomed:
             return False
-        while self._backlog.in_flight < WINDOW_BYTES:
+        while self._backlog.in_flight < self._window:
             batch = self._backlog.next_batch()
             if batch is None:
                 break
@@ -308,6 +309,7 @@ class Delivery:
 
     def _acknowledged(self, ack: Ack) -> None:
         self._backlog.acknowledge(ack.next_seq)
+        self._window = ack.window_bytes or self._window
         if ack.floor > self._acked.floor:
             self._acked = ack
         with self._progress:

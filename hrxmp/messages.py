@@ -304,6 +304,8 @@ class Ack(Body, frozen=True, kw_only=True, tag="ack"):
     """Clock of the last record that is written, of all sources."""
     mark: Hlc = (0, 0)
     """The receiver's own promise, as far as it was heard."""
+    window_bytes: int = 0
+    """So much may be on its way from now on; 0: as before."""
 
 
 class Subscribe(Body, frozen=True, kw_only=True, tag="subscribe"):

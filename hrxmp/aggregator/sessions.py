@@ -28,6 +28,10 @@ ASK_AGAIN_NS = 50_000_000
 REMEMBERED = 4096
 """Ended sessions whose last number is remembered, for a goodbye that is said twice."""
 
+HELD_BYTES = 64 << 20
+"""What all sources together may have on its way here, divided among them."""
+LEAST_WINDOW, LARGEST_WINDOW = 256 << 10, 8 << 20
+
 SourceKey = tuple[str, str, int]
 """(run, source, incarnation)."""
 
@@ -130,7 +134,8 @@ class Sessions:
             next_seq=session.expected,
             hold_back_ms=self.merge.hold_back_ns // 1_000_000,
         )
-        return [(peer, welcome), (peer, Ack(next_seq=session.written))]
+        ack = Ack(next_seq=session.written, window_bytes=self.window())
+        return [(peer, welcome), (peer, ack)]
 
     def _open(self, key: SourceKey, hello: Hello, peer: bytes, now: int) -> Session:
         session = Session(key, hello, peer, Lane((key[1], key[2], key[0]), now))
@@ -213,10 +218,20 @@ class Sessions:
             done = self._settle(session)
             if not done and session.peer:
                 mark = session.lane.mark
-                ack = Ack(next_seq=session.written, floor=released.floor, mark=mark)
+                ack = Ack(
+                    next_seq=session.written,
+                    floor=released.floor,
+                    mark=mark,
+                    window_bytes=self.window(),
+                )
                 done = [(session.peer, ack)]
             replies += done
         return replies
+
+    def window(self) -> int:
+        """Each source's share of what may be on its way."""
+        share = HELD_BYTES // max(len(self.by_key), 1)
+        return max(LEAST_WINDOW, min(share, LARGEST_WINDOW))
 
     def say(
         self, session: Session, record: Any, exec_id: int | None, now: int, **fields: Any

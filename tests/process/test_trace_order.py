@@ -24,8 +24,8 @@ EXECUTIONS = 2000
 class PipeReader:
     """Reads a pipe to its end in a thread, as a terminal or a log shipper would."""
 
-    def __init__(self) -> None:
-        self.read_end, self.write_end = os.pipe()
+    def __init__(self, read_end: int = -1) -> None:
+        self.read_end, self.write_end = (read_end, -1) if read_end >= 0 else os.pipe()
         self.lines: list[bytes] = []
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
@@ -36,7 +36,8 @@ class PipeReader:
 
     def finish(self) -> list[bytes]:
         """All lines, once every writer has closed."""
-        os.close(self.write_end)
+        if self.write_end >= 0:
+            os.close(self.write_end)
         self.thread.join(20)
         return self.lines
 

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from hrxmp import records
-from hrxmp.aggregator.check import check
-from hrxmp.aggregator.reader import read, read_file
+from hrxmp.aggregator.check import Report, check
+from hrxmp.aggregator.reader import Trace, read, read_file
 from tests.process.aggregator_process import AggregatorProcess, aggregator, tracer
 from tests.process.test_trace_order import PipeReader, ends, start, start_pair
 
 KILLS = 6
 COUNT = 20_000
+EXECUTIONS = 300
 
 
 def output(path: Path) -> int:
@@ -26,29 +27,26 @@ def output(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
 
 
-@pytest.mark.timeout(60)
-def test_killed_and_restarted_loses_nothing(tmp_path: Path) -> None:
-    """Kills at random moments under load: all records are there, repeats are byte-identical."""
-    endpoint, path = f"ipc://{tmp_path}/trace", tmp_path / "stderr"
+def kill_under_load(folder: Path, kills: int, count: int, seed: int) -> tuple[Report, Trace]:
+    """Kill the aggregator at random moments while five sources emit; what is in the file then."""
+    endpoint, path = f"ipc://{folder}/trace", folder / "stderr"
     descriptor = output(path)
     running = AggregatorProcess(endpoint, descriptor)
-    sources = [start("stream", endpoint, "run-s", f"source-{n}", str(COUNT)) for n in range(3)]
-    sources += start_pair(endpoint, "run-p", 300, 2500)
-    chance = random.Random(36)
-    for _ in range(KILLS):
-        written = path.stat().st_size
-        _until_grown(path, written + chance.randrange(1, 200_000), sources)
+    sources = [start("stream", endpoint, "run-s", f"source-{n}", str(count)) for n in range(3)]
+    sources += start_pair(endpoint, "run-p", EXECUTIONS, 2500)
+    chance = random.Random(seed)
+    most = count * 3 * 300 * 2 // kills  # so that the kills spread over the whole run
+    for _ in range(kills):
+        _until_grown(path, path.stat().st_size + chance.randrange(1, most), sources)
         running.kill()
         running = AggregatorProcess(endpoint, descriptor)
     assert ends(sources) == [0] * 5
     assert running.finish() == 0
     os.close(descriptor)
     trace = read_file(path)
-    report = check(trace)
-    assert report.problems == []
     counts = Counter(line.record.source for line in trace.lines)
-    assert [counts[f"source-{n}"] for n in range(3)] == [COUNT] * 3
-    assert report.executions == 300
+    assert [counts[f"source-{n}"] for n in range(3)] == [count] * 3
+    return check(trace), trace
 
 
 def _until_grown(path: Path, size: int, sources: list) -> None:
@@ -56,6 +54,14 @@ def _until_grown(path: Path, size: int, sources: list) -> None:
     event = threading.Event()
     while path.stat().st_size < size and any(one.poll() is None for one in sources):
         event.wait(0.005)
+
+
+@pytest.mark.timeout(60)
+def test_killed_and_restarted_loses_nothing(tmp_path: Path) -> None:
+    """Kills at random moments under load: all records are there, repeats are byte-identical."""
+    report, _trace = kill_under_load(tmp_path, KILLS, COUNT, seed=36)
+    assert report.problems == []
+    assert report.executions == EXECUTIONS
 
 
 @pytest.mark.timeout(30)
@@ -113,3 +119,20 @@ def test_reader_gone_for_good(tmp_path: Path) -> None:
         source.emit(records.Annotation, label="nobody will see this")
         assert source.close(5.0)
         assert running.finish() == 0
+
+
+@pytest.mark.timeout(60)
+def test_a_flood_does_not_starve_the_others(tmp_path: Path) -> None:
+    """While one source sends as fast as it can, another one's records are through in time."""
+    endpoint = f"ipc://{tmp_path}/trace"
+    with aggregator(endpoint, os.open(os.devnull, os.O_WRONLY)):
+        flood = start("stream", endpoint, "run-f", "flood", "300000")
+        quiet = tracer(endpoint, "quiet")
+        rounds = 0
+        while flood.poll() is None:
+            quiet.emit(records.Annotation, label="still here")
+            assert quiet.flush(2.0)
+            rounds += 1
+        assert quiet.close(5.0)
+        assert flood.returncode == 0
+    assert rounds > 3

@@ -9,7 +9,7 @@ import pytest
 
 from hrxmp import records
 from hrxmp.aggregator.merge import Merge, Released
-from hrxmp.aggregator.sessions import Reply, Sessions
+from hrxmp.aggregator.sessions import LARGEST_WINDOW, LEAST_WINDOW, Reply, Sessions
 from hrxmp.clock import HybridLogicalClock
 from hrxmp.messages import (
     PROTOCOL,
@@ -127,12 +127,23 @@ def test_a_source_that_reconnects_goes_on_where_it_was() -> None:
     assert other == b"new"
     assert isinstance(welcome, Welcome)
     assert welcome.next_seq == 5
-    assert ack == Ack(next_seq=0)
+    assert isinstance(ack, Ack)
+    assert ack.next_seq == 0
     assert desk.say(batch(5, 1), peer=PEER) == [(PEER, Heartbeat(state="unknown"))]
 
 
 def test_a_source_of_a_former_life_begins_at_its_first_unacknowledged() -> None:
     assert Desk().hello(first_unacked_seq=40, resumed=True).next_seq == 40
+
+
+def test_many_sources_share_what_may_be_on_its_way() -> None:
+    desk = Desk()
+    desk.hello()
+    alone = desk.sessions.window()
+    for number in range(1, 1000):
+        desk.say(hello(), peer=b"%d" % number, source=f"s{number}")
+    assert alone == LARGEST_WINDOW
+    assert desk.sessions.window() == LEAST_WINDOW
 
 
 def test_goodbye_is_answered_when_the_last_record_is_written() -> None:
