@@ -38,12 +38,16 @@ REPETITIONS = "3"
 
 def main() -> None:
     """Compare every test of every model; print as it goes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", action="append", help="default: smollm2-135m")
     parser.add_argument("--test", action="append", choices=TESTS, help="default: all")
     parser.add_argument("--peer", type=Path, default=ROOT / ".peer" / "bin" / "python")
-    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
+    parser.add_argument(
+        "--write", action="store_true", help="put the table into benchmarks/README.md"
+    )
     args = parser.parse_args()
     if not args.peer.exists():
         sys.exit(f"{args.peer} is missing; set up the peer:\n{__doc__}")
@@ -62,7 +66,9 @@ def main() -> None:
         README.write_text(f"{head}{BEGIN}{table}{END}{rest.partition(END)[2]}")
 
 
-def compare(args: argparse.Namespace, model: Path, test: str, environ: dict[str, str]) -> dict[str, Any]:
+def compare(
+    args: argparse.Namespace, model: Path, test: str, environ: dict[str, str]
+) -> dict[str, Any]:
     """One test in turns; medians, and the median of the ratios round by round."""
     ours, theirs = [], []
     hrxmp(model, test, environ)  # fills the store; not counted
