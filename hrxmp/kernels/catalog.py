@@ -52,6 +52,11 @@ def source_digest(definition: KernelDefinition) -> str:
     return _digest(definition.source)
 
 
+def header_text(name: str) -> str:
+    """The text of a header by itself."""
+    return _text(name)
+
+
 @cache
 def _digest(source: str) -> str:
     return hashlib.sha256(_text(source).encode()).hexdigest()
