@@ -114,6 +114,8 @@ class CompileRequest(Body, frozen=True, kw_only=True, tag="compile_request"):
     """Whether the executor already waits for it, or will at once; prefetches are not."""
     deadline_ms: int = 0
     """Limit of one attempt; 0 is the pool's default."""
+    most_workers: int = 0
+    """Workers that the device has memory for; 0 when it does not matter (CPUs)."""
 
 
 class CompileUrgent(Body, frozen=True, kw_only=True, tag="compile_urgent"):

@@ -7,21 +7,27 @@ from collections.abc import Callable
 from hrxmp.errors import CompileTimeoutError
 from hrxmp.executor.compile_client import CompileClient, Ticket
 from hrxmp.executor.jit import Binary, Wanted
+from hrxmp.kernels.device import Device
 from hrxmp.messages import CompileRequest
 from hrxmp.settings import Settings
 
+_WORKER_BYTES = 524 << 20
+"""What a worker's context takes of an NVIDIA GPU's memory."""
+_WORKERS_SHARE = 16
+"""Workers may take this fraction of a device's memory: the rest is the model's."""
 _SETTLE_S = 2.0
 _GRACE_S = 30.0
 
 
 class PoolCompiler:
-    """The jit's compiler when there is a pool. `device` re-opens the executor's device."""
+    """The jit's compiler when there is a pool. `device` is the executor's, which workers re-open."""
 
     synchronous = False
 
-    def __init__(self, client: CompileClient, device: str, settings: Settings) -> None:
+    def __init__(self, client: CompileClient, device: Device, settings: Settings) -> None:
         self._client = client
-        self._device = device
+        self._device = device.spec
+        self._most_workers = _most_workers(device)
         # The pool ends each attempt at its deadline; this bound is for a pool that does not.
         self._longest_s = 2 * settings.job_timeout_s + settings.pool_timeout_s + _GRACE_S
         self._tickets: dict[int, Ticket] = {}
@@ -37,6 +43,7 @@ class PoolCompiler:
             components=wanted.components,
             device=self._device,
             urgent=exec_id is not None,
+            most_workers=self._most_workers,
         )
         self._tickets[request] = self._client.request(body, exec_id, accepted)
 
@@ -69,3 +76,10 @@ class PoolCompiler:
     def close(self) -> None:
         """Say goodbye to the pool."""
         self._client.close()
+
+
+def _most_workers(device: Device) -> int:
+    """How many workers the device has memory for; 0 for a CPU, whose memory is the host's."""
+    if device.traits.is_cpu:
+        return 0
+    return max(1, device.info.memory_bytes // _WORKERS_SHARE // _WORKER_BYTES)

@@ -105,7 +105,7 @@ class Session:
         if client is None:
             compiler = LocalCompiler(device, self.store, self.tracer)
         else:
-            compiler = PoolCompiler(client, device.spec, settings)
+            compiler = PoolCompiler(client, device, settings)
         self._compiler = compiler
         table = KernelTable(device)
         jit = Jit(table, compiler, self._reasons, guard, self.tracer)

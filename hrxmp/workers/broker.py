@@ -66,6 +66,8 @@ class Broker:
 
     def submit(self, request: Request, now: int, stored: Result | None = None) -> list[Action]:
         """A request arrived; `stored` is its binary when the store had it."""
+        if request.body.most_workers:
+            self._cap(request.body.device, request.body.most_workers)
         self.book.submit(request, now, stored)
         return self._schedule(now)
 
@@ -131,7 +133,7 @@ class Broker:
         others = sum(w.device == worker.device and w.jobs_done > 0 for w in self.workers.values())
         if failure.error.code == "device-memory" and others and not worker.jobs_done:
             # The device holds no more contexts: fewer workers, and the job goes to one that has it.
-            self._caps[worker.device] = others
+            self._cap(worker.device, others)
             self.book.put_back(job, failure)
             worker.job = None
             self._retire(worker, "the device has no memory for its context")
@@ -262,13 +264,25 @@ class Broker:
         queued = [] if self._draining else self.book.queued()
         idle = [w for w in self.workers.values() if w.state == "idle"]
         for worker in sorted(idle, key=lambda worker: not worker.device):
-            mine = [job for job in queued if worker.device in (job.body.device, "")]
+            mine = [job for job in queued if self._may_take(worker, job.body.device)]
             if mine:
                 job = min(mine, key=self._rank)
                 queued.remove(job)
                 self._assign(worker, job, now)
         self._staff(queued, now)
         return self._take()
+
+    def _may_take(self, worker: Worker, device: str) -> bool:
+        """A worker of no device yet may take any job, where the device has room for it."""
+        if worker.device:
+            return worker.device == device
+        return self._working(device) < self._caps.get(device, self.limits.workers)
+
+    def _working(self, device: str) -> int:
+        return sum(w.device == device and w.state != "leaving" for w in self.workers.values())
+
+    def _cap(self, device: str, most: int) -> None:
+        self._caps[device] = min(most, self._caps.get(device, most))
 
     def _rank(self, job: Job) -> tuple[bool, int, int, int]:
         """Who goes first: urgent ones, then the run that was served longest ago, then second

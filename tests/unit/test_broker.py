@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from hrxmp.errors import ErrorInfo
 from hrxmp.kernels.keys import KeyComponents, Variant
@@ -521,3 +522,21 @@ def test_expected_compiles_find_their_workers_started() -> None:
     assert pool.workers[job.worker].device == "one"
     (other,) = of(Assign, pool.submit(request(2, "b", device="two"), 3))
     assert pool.workers[other.worker].device == "two"
+
+
+def test_a_device_has_no_more_workers_than_it_has_memory_for() -> None:
+    """Also of those that were started before anybody named a device."""
+    pool = broker(workers=4)
+    expected = pool.expect(0)
+    jobs = []
+    for number in range(4):
+        item = request(number, f"k{number}", device="gpu")
+        item = replace(item, body=replace(item.body, most_workers=2))
+        jobs += pool.submit(item, 1)
+    jobs += bring_up(pool, expected, 2)
+    assert len(of(Assign, jobs)) == 2
+    first = of(Assign, jobs)[0]
+    (again,) = of(Assign, pool.job_done(first.worker, first.job_id, DONE, 3))
+    assert again.worker == first.worker
+    (other,) = of(Assign, pool.submit(request(9, "cpu", device="cpu"), 4))
+    assert pool.workers[other.worker].device == "cpu"
