@@ -20,7 +20,7 @@ _GRACE_S = 30.0
 
 
 class PoolCompiler:
-    """The jit's compiler when there is a pool. `device` is the executor's, which workers re-open."""
+    """The jit's compiler when there is a pool. Workers re-open the executor's `device`."""
 
     synchronous = False
 
