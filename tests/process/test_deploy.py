@@ -1,0 +1,244 @@
+"""The units under a real systemd: started, killed, stopped, rotated; what the daemons notify.
+
+The container is booted once. Each test has runs of its own, and all of them share one aggregator
+and one pool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hrxmp.aggregator import reader
+from hrxmp.aggregator.check import check
+from hrxmp.records import GraphEnd, RunEnd
+from tests.process.run_process import DEVICES, ROOT, usable_forms
+from tests.process.service_machine import SOURCE, Machine, machine, usable
+
+AGGREGATOR, POOL = "hrxmp-aggregator.service", "hrxmp-workers.service"
+LOOP = f"{SOURCE}/tests/process/programs/service_loop.py"
+TURN_S = 40.0
+
+boots = pytest.mark.skipif(not usable(), reason="needs root, systemd-nspawn and namespaces")
+
+
+class Run:
+    """An instance of hrxmp-run@ whose workload tells its turns through a named pipe."""
+
+    def __init__(self, services: Machine, name: str, first: int, **settings: str) -> None:
+        self.services = services
+        self.unit = f"hrxmp-run@{name}.service"
+        state = services.tree / "var/lib/hrxmp"
+        self._stop = state / f"{name}.stop"
+        os.mkfifo(state / name)
+        (state / name).chmod(0o666)
+        # Opened for writing too: the pipe does not end with the workload.
+        self._pipe = os.open(state / name, os.O_RDWR | os.O_NONBLOCK)
+        device = next(iter(DEVICES[form] for form in DEVICES if form in usable_forms()))
+        variables = {
+            "HRXMP_DEVICE": device,
+            "WARM": "--help",
+            "COMMAND": f"{LOOP} {name} {name}.stop {first}",
+        }
+        lines = [f"{key}={shlex.quote(text)}\n" for key, text in (variables | settings).items()]
+        (services.tree / f"etc/hrxmp/{name}.env").write_text("".join(lines))
+        services.shell("systemctl", "start", self.unit)
+
+    def turns(self, count: int) -> None:
+        """Wait for so many turns from now on; each makes and runs a kernel."""
+        seen = 0
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._pipe, 65536)
+        while seen < count:
+            assert select.select([self._pipe], [], [], TURN_S)[0], self.services.journal(self.unit)
+            text = os.read(self._pipe, 4096).decode()
+            assert set(text.split()) == {"ok"}, text
+            seen += text.count("\n")
+
+    def finish(self) -> None:
+        """Let the workload come to its end, and wait for the unit's."""
+        self._stop.touch()
+        self.services.settled(self.unit)
+
+    def close(self) -> None:
+        os.close(self._pipe)
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    watchdog = "[Service]\nWatchdogSec=2\n"
+    with machine(tmp_path_factory.mktemp("machine"), {AGGREGATOR: watchdog, POOL: watchdog}) as one:
+        yield one
+
+
+def trace_of(services: Machine) -> reader.Trace:
+    """All that the aggregator has written so far, in the order of the files."""
+    folder = services.tree / "var/log/hrxmp/trace"
+    files = sorted(folder.iterdir(), reverse=True)  # trace.jsonl.1 before trace.jsonl
+    return reader.read(line for file in files for line in file.read_bytes().splitlines(True))
+
+
+def pool_heard(services: Machine, runs: int) -> None:
+    """Wait until the aggregator writes what the pool says of so many runs. A pool that dies while
+    there is no aggregator takes its last records with it, and nobody knows."""
+    with (services.tree / "var/log/hrxmp/trace/trace.jsonl").open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        heard: set[bytes] = set()
+        stop = time.monotonic() + TURN_S
+        while len(heard) < runs:
+            assert time.monotonic() < stop, heard
+            for line in file:
+                if b'"source":"pool"' in line:
+                    heard |= set(re.findall(rb'"run":"([^"]+)"', line))
+
+
+def check_runs(services: Machine, *statuses: str) -> None:
+    """The trace is whole, run by run, and the last runs in it ended like this."""
+    trace = trace_of(services)
+    report = check(trace)
+    assert report.ok and not trace.other, report.problems
+    ended = []
+    for run in trace.runs():
+        records = [line.record for line in trace.of_run(run)]
+        ended += [record.status for record in records if isinstance(record, RunEnd)]
+        assert sum(record.compiles for record in records if isinstance(record, GraphEnd)) > 0
+    assert tuple(ended[-len(statuses) :]) == statuses
+
+
+@boots
+def test_killed_daemons_come_back_and_two_runs_get_on_with_a_whole_trace(services: Machine) -> None:
+    one, two = Run(services, "one", 4000), Run(services, "two", 5000)
+    before = {unit: int(services.show(unit, "NRestarts")) for unit in (AGGREGATOR, POOL)}
+    for _ in range(2):
+        for unit in (AGGREGATOR, POOL):
+            services.shell("systemctl", "kill", "--kill-whom=main", "--signal=KILL", unit)
+            one.turns(2)
+            two.turns(2)
+            pool_heard(services, 2)
+    after = {unit: int(services.show(unit, "NRestarts")) for unit in (AGGREGATOR, POOL)}
+    assert after == {unit: count + 2 for unit, count in before.items()}
+    one.finish()
+    two.finish()
+    check_runs(services, "ok", "ok")
+
+
+@boots
+def test_a_daemon_that_hangs_is_noticed(services: Machine) -> None:
+    run = Run(services, "hung", 6000)
+    run.turns(1)
+    for unit in (AGGREGATOR, POOL):
+        before = services.show(unit, "MainPID")
+        services.shell("systemctl", "kill", "--kill-whom=main", "--signal=STOP", unit)
+        services.changed(unit, "MainPID", before, timeout_s=15)
+        assert "Watchdog timeout" in services.journal(unit)
+        run.turns(2)
+        pool_heard(services, 1)
+    run.finish()
+    check_runs(services, "ok")
+
+
+@boots
+def test_rotation_splits_the_trace_and_loses_nothing(services: Machine) -> None:
+    run = Run(services, "rotated", 7000)
+    run.turns(2)
+    folder = services.tree / "var/log/hrxmp/trace"
+    rule = (services.tree.parent / "overlay/etc/logrotate.d/hrxmp").read_text()
+    (after,) = [line.strip() for line in rule.splitlines() if "systemctl" in line]
+    (folder / "trace.jsonl").rename(folder / "trace.jsonl.1")
+    services.shell(*after.split())
+    run.turns(3)
+    run.finish()
+    assert all((folder / name).stat().st_size for name in ("trace.jsonl", "trace.jsonl.1"))
+    check_runs(services, "ok")
+
+
+@boots
+def test_a_compile_after_warm_up_fails_the_run_at_once_and_raises_the_alarm(
+    services: Machine,
+) -> None:
+    run = Run(services, "strict", 8000, HRXMP_ON_COMPILE="error", HRXMP_WARM_AFTER="3")
+    services.settled(run.unit)
+    assert services.show(run.unit, "ExecMainStatus") == "3"
+    assert services.show(run.unit, "Result") == "exit-code"
+    assert services.show(run.unit, "NRestarts") == "0"
+    services.changed(f"hrxmp-alarm@{run.unit}.service", "InactiveEnterTimestampMonotonic", "0")
+    services.shell("journalctl", "--sync")
+    alarms = services.shell("journalctl", "-q", "-o", "cat", "-p", "alert", "-t", "hrxmp-alarm")
+    assert alarms == f"{run.unit} has failed: exit-code (exited 3)\n"
+    check_runs(services, "failed: compile-forbidden")
+
+
+@boots
+def test_a_warm_up_that_fails_is_a_start_that_fails(services: Machine) -> None:
+    with pytest.raises(RuntimeError, match="failed because the control process exited"):
+        Run(services, "cold", 8500, WARM="warm -m /no/such/model.gguf")
+    assert "/no/such/model.gguf" in services.journal("hrxmp-run@cold.service")
+
+
+@boots
+def test_a_killed_run_is_started_again(services: Machine) -> None:
+    run = Run(services, "killed", 8600)
+    run.turns(2)
+    services.shell("systemctl", "kill", "--kill-whom=main", "--signal=KILL", run.unit)
+    run.turns(4)
+    assert services.show(run.unit, "NRestarts") == "1"
+    run.finish()
+
+
+@boots
+def test_the_target_stops_in_order_and_the_trace_says_so(services: Machine) -> None:
+    run = Run(services, "last", 9000)
+    run.turns(2)
+    services.shell("systemctl", "stop", "hrxmp.target")
+    for unit in (run.unit, POOL, AGGREGATOR):
+        services.settled(unit)
+    times = [
+        int(services.show(unit, "InactiveEnterTimestampMonotonic"))
+        for unit in (run.unit, POOL, AGGREGATOR)
+    ]
+    assert 0 < times[0] <= times[1] <= times[2]
+    assert services.show(POOL, "Result") == services.show(AGGREGATOR, "Result") == "success"
+    assert not [
+        p for p in Path(f"/proc/{services.leader}/root/run/hrxmp").rglob("*") if p.is_socket()
+    ]
+    statuses = [
+        line.record.status for line in trace_of(services).lines if isinstance(line.record, RunEnd)
+    ]
+    assert statuses[-1] == "signal 15"
+    services.shell("systemctl", "start", "hrxmp.target")
+
+
+@pytest.mark.parametrize("role", ["aggregator", "workers"])
+def test_a_daemon_tells_when_it_is_ready_alive_and_stopping(tmp_path: Path, role: str) -> None:
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind(str(tmp_path / "n"))
+    manager.settimeout(20)
+    environ = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "n"), "WATCHDOG_USEC": "300000",
+               "HRXMP_RUNTIME_DIR": str(tmp_path), "HRXMP_CACHE": "off"}  # fmt: skip
+    command = [sys.executable, "-m", "hrxmp", role, "--bind", f"ipc://{tmp_path}/s", "--group"]
+    daemon = subprocess.Popen(command, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL)
+    try:
+        assert manager.recv(256).decode().split() == ["READY=1", f"MAINPID={daemon.pid}"]
+        assert (tmp_path / "s").stat().st_mode & 0o777 == 0o660
+        assert [manager.recv(256) for _ in range(3)] == [b"WATCHDOG=1"] * 3
+        daemon.send_signal(signal.SIGTERM)
+        while (told := manager.recv(256)) == b"WATCHDOG=1":
+            pass
+        assert told == b"STOPPING=1"
+        assert daemon.wait(15) == 0
+    finally:
+        daemon.kill()
+        daemon.wait()
+        manager.close()
