@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic_ns
 from typing import Any
@@ -19,8 +19,9 @@ import numpy as np
 
 from hrxmp import records
 from hrxmp.dtypes import DType
-from hrxmp.errors import DeviceError, ErrorInfo, HrxmpError
+from hrxmp.errors import DeviceError, ErrorInfo, HrxmpError, SanitizerError
 from hrxmp.executor.counts import EngineStats, GraphCounts
+from hrxmp.executor.findings import Findings
 from hrxmp.executor.graph_program import GraphProgram, GraphPrograms
 from hrxmp.executor.guard import Guard
 from hrxmp.executor.jit import Cause, Jit, Wanted
@@ -57,6 +58,13 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     failed: tuple[HrxmpError, ...]
 
 
+class Sanitizing(msgspec.Struct, frozen=True, kw_only=True):
+    """Which checks kernels carry (none when empty), and whether a finding fails the execution."""
+
+    kind: str = ""
+    trap: bool = True
+
+
 class _Run(msgspec.Struct, kw_only=True):
     """An execution under way, as its `graph-end` will tell it."""
 
@@ -77,7 +85,8 @@ class Executor:
         table: KernelTable,
         guard: Guard,
         tracer: Tracer | None = None,
-        sanitizer: str = "",
+        sanitizing: Sanitizing | None = None,
+        say: Callable[[str], None] = print,
     ) -> None:
         self.stats = EngineStats()
         self.totals = GraphCounts()
@@ -87,7 +96,9 @@ class Executor:
         self._jit = jit
         self._table = table
         self._guard = guard
-        self._sanitizer = sanitizer
+        self._sanitizing = sanitizing or Sanitizing()
+        self._say = say
+        self._traits = build.checkable(device.traits, self._sanitizing.kind)
         self._programs = GraphPrograms()
         self._wanted: dict[Variant, Wanted] = {}
         self._prepared: OrderedDict[tuple[int, ...], PreparedProgram] = OrderedDict()
@@ -134,7 +145,7 @@ class Executor:
         if len(shape) != 2:
             return Storage(dtype.row_bytes(math.prod(shape)), name)
         n, k = shape
-        layout = dispatch.weight_layout(self._device.traits, dtype, n, k)
+        layout = dispatch.weight_layout(self._traits, dtype, n, k)
         return Storage(packed_bytes(layout, dtype, n, k), name, layout)
 
     # -- warmth ------------------------------------------------------------------------------
@@ -165,7 +176,7 @@ class Executor:
 
     def variants(self, graph: Graph) -> list[Variant]:
         """The kernels that a graph needs, in the order of first need; nothing is compiled."""
-        program = lower(graph, self._device.traits, 0)
+        program = lower(graph, self._traits, 0)
         return list(dict.fromkeys(command.launch.variant for command in program.commands))
 
     def components(self, variant: Variant) -> KeyComponents:
@@ -251,10 +262,29 @@ class Executor:
         else:
             self._first_launch(prepared, upcoming, run.cause)
         try:
-            return prepared.read_outputs()
+            outputs = prepared.read_outputs()
         except DeviceError as error:
             self._failed = error.message  # the driver is of no use after a kernel fault
             raise
+        if prepared.findings is not None:
+            self._tell_findings(prepared.findings, run)
+        return outputs
+
+    def _tell_findings(self, findings: Findings, run: _Run) -> None:
+        """Put what sanitized kernels found on record. SanitizerError when that is to fail."""
+        found = findings.collect()
+        for item in found:
+            wanted = self._want(item.variant)
+            if self.tracer is not None:
+                self.tracer.emit(
+                    records.SanitizerFinding, exec_id=run.cause.exec_id, kernel=wanted.kernel,
+                    key=wanted.key, command=item.command, binding=item.binding, index=item.index,
+                    check=item.check, count=item.count,
+                )  # fmt: skip
+            self._say(f"sanitizer: execution {run.cause.exec_id}, {item.text()}")
+        if found and self._sanitizing.trap:
+            key = self._want(found[0].variant).key
+            raise SanitizerError(f"{found[0].text()} (key {key[:16]})")
 
     def _first_launch(
         self, prepared: PreparedProgram, upcoming: Graph | None, cause: Cause
@@ -286,7 +316,7 @@ class Executor:
         program = self._programs.find(graph)
         hit = program is not None
         if program is None:
-            program = lower(graph, self._device.traits, self._programs.next_number())
+            program = lower(graph, self._traits, self._programs.next_number())
             self._programs.keep(graph, program)
             self.stats.program_builds += 1
         elif run is not None:
@@ -304,7 +334,9 @@ class Executor:
             self.stats.prepared_hits += 1
             run.prepared_hit = True
             return prepared
-        prepared = PreparedProgram(program, storages, self._memory, self._device)
+        prepared = PreparedProgram(
+            program, storages, self._memory, self._device, sanitized=bool(self._sanitizing.kind)
+        )
         self.stats.prepared_builds += 1
         if graph.uid:
             self._prepared[key] = prepared
@@ -324,7 +356,7 @@ class Executor:
     def _want(self, variant: Variant) -> Wanted:
         wanted = self._wanted.get(variant)
         if wanted is None:
-            components = build.components(self._device, variant, self._sanitizer)
+            components = build.components(self._device, variant, self._sanitizing.kind)
             wanted = Wanted(key=components.digest(), variant=variant, components=components)
             self._wanted[variant] = wanted
         return wanted

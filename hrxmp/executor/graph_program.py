@@ -28,6 +28,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     node: int
     launch: Launch
     slots: dict[str, int]
+    nbytes: dict[str, int] = {}
+    """Bytes of each operand; its slot may have more."""
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,8 +38,9 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
 class KernelTable:
     """The kernels that are warm at L0."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, sanitizer: str = "") -> None:
         self._device = device
+        self._sanitizer = sanitizer
         self._loaded: dict[str, build.Loaded] = {}
         self._spare: dict[str, cl.Kernel] = {}
 
@@ -53,9 +54,9 @@ class KernelTable:
         took for it, 0 when that is not known.
         """
         begin = _spent()
-        loaded = build.load(self._device, variant, binary)
+        loaded = build.load(self._device, variant, binary, self._sanitizer)
         middle = _spent()
-        build.dry_launch(self._device, variant, loaded.kernel)
+        build.dry_launch(self._device, variant, loaded.kernel, self._sanitizer)
         load, launch = (_between(begin, middle), _between(middle, _spent()))
         self._loaded[key] = loaded
         self._spare[key] = loaded.kernel

@@ -21,6 +21,7 @@ from hrxmp.graph import Graph, Tensor, contiguous_strides
 from hrxmp.kernels import dispatch
 from hrxmp.kernels.definition import DeviceTraits
 from hrxmp.kernels.launch import Launch
+from hrxmp.kernels.layer import STATE_BYTES
 
 _PORTS = {DType.F32: "float32", DType.F16: "float16", DType.I32: "int32"}
 
@@ -155,6 +156,7 @@ class Builder:
                     node=item.node,
                     launch=item.launch,
                     slots={name: slots[memory] for name, memory in item.memories.items()},
+                    nbytes={name: self._nbytes(m) for name, m in item.memories.items()},
                 )
                 for item in commands
             ),
@@ -162,6 +164,11 @@ class Builder:
             inputs={name: port(slots[memory]) for name, (memory, port) in inputs.items()},
             outputs={name: port(slots[memory]) for name, (memory, port) in outputs.items()},
         )
+
+    def _nbytes(self, memory: Memory) -> int:
+        if isinstance(memory, int):
+            return STATE_BYTES if memory == STATE else self._values[memory].nbytes
+        return memory.nbytes
 
     def _slots(
         self, commands: list[Emitted], kept: set[Memory]

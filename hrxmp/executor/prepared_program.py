@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hrxmp.errors import DeviceError, GraphError
+from hrxmp.executor.findings import Findings
 from hrxmp.executor.graph_program import Command, GraphProgram
 from hrxmp.executor.memory import Memory
 from hrxmp.graph import Storage
@@ -32,9 +33,16 @@ class PreparedProgram:
     """
 
     def __init__(
-        self, program: GraphProgram, storages: tuple[Storage, ...], memory: Memory, device: Device
+        self,
+        program: GraphProgram,
+        storages: tuple[Storage, ...],
+        memory: Memory,
+        device: Device,
+        *,
+        sanitized: bool = False,
     ) -> None:
         self.program = program
+        self.findings = Findings(device, program.commands) if sanitized else None
         self._cl = opencl()
         self._device = device
         self._buffers = [memory.buffer(storage) for storage in storages]
@@ -56,7 +64,10 @@ class PreparedProgram:
         """Bind the next command to a kernel object of its own, and enqueue it a first time."""
         launch = command.launch
         buffers, slots = self._buffers, command.slots
-        kernel.set_args(*(buffers[slots[a]] if isinstance(a, str) else a for a in launch.args))
+        args = [buffers[slots[a]] if isinstance(a, str) else a for a in launch.args]
+        if self.findings is not None:
+            args += self.findings.arguments(command, self.bound)
+        kernel.set_args(*args)
         ready = kernel, launch.global_size, launch.variant.local_size
         self._cl.enqueue_nd_range_kernel(self._device.queue, *ready)
         self._launches.append(ready)

@@ -18,7 +18,7 @@ import hrxmp
 from hrxmp import records
 from hrxmp.clock import HybridLogicalClock, mono_ns
 from hrxmp.executor.compile_client import CompileClient
-from hrxmp.executor.engine import Executor
+from hrxmp.executor.engine import Executor, Sanitizing
 from hrxmp.executor.guard import Guard
 from hrxmp.executor.jit import Jit
 from hrxmp.executor.kernel_table import KernelTable
@@ -107,10 +107,13 @@ class Session:
         else:
             compiler = PoolCompiler(client, device, settings)
         self._compiler = compiler
-        table = KernelTable(device)
+        table = KernelTable(device, settings.sanitizer)
         jit = Jit(table, compiler, self._reasons, guard, self.tracer)
         self._say_begin(device)
-        return Executor(device, jit, table, guard, self.tracer, settings.sanitizer)
+        sanitizing = Sanitizing(
+            kind=settings.sanitizer, trap=settings.sanitizer_reporting == "trap"
+        )
+        return Executor(device, jit, table, guard, self.tracer, sanitizing, say)
 
     def _open_client(self) -> CompileClient | None:
         if not self.settings.async_jit:

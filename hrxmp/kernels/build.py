@@ -14,8 +14,9 @@ import msgspec
 
 from hrxmp.errors import CompileRejectedError, CompileSetupError, DeviceError
 from hrxmp.kernels import catalog
-from hrxmp.kernels.definition import KernelDefinition
+from hrxmp.kernels.definition import DeviceTraits, Form, KernelDefinition
 from hrxmp.kernels.device import Device
+from hrxmp.kernels.instrument import ZONE_BYTES, instrument
 from hrxmp.kernels.keys import KeyComponents, Param, Variant
 from hrxmp.kernels.loader import opencl
 
@@ -122,6 +123,14 @@ def check_sanitizer(sanitizer: str) -> None:
         )
 
 
+def checkable(traits: DeviceTraits, sanitizer: str) -> DeviceTraits:
+    """The traits that dispatch may see: forms made of inline assembler cannot be checked."""
+    if sanitizer not in ("access", "all"):
+        return traits
+    form: Form = "generic" if traits.form == "nvidia" else traits.form
+    return msgspec.structs.replace(traits, byte_tiles=False, form=form)
+
+
 def build(device: Device, variant: Variant, sanitizer: str = "", extra_options: str = "") -> Built:
     """Compile `variant` and make the driver finish it.
 
@@ -129,13 +138,14 @@ def build(device: Device, variant: Variant, sanitizer: str = "", extra_options: 
     """
     check_sanitizer(sanitizer)
     definition = _checked_definition(variant)
-    options = _all_options(definition, variant, sanitizer, extra_options)
+    text, options = _source(definition, variant, sanitizer)
+    options = f"{_OPTIONS} {options} {extra_options}"
     start = monotonic_ns()
-    program = _compile(device, variant, catalog.source_text(definition), options)
+    program = _compile(device, variant, text, options)
     compiled = monotonic_ns()
     kernel = _kernel(program, variant, definition.entry_point)
     created = monotonic_ns()
-    dry_launch(device, variant, kernel)
+    dry_launch(device, variant, kernel, sanitizer)
     launched = monotonic_ns()
     binary = _binary(program)
     read = monotonic_ns()
@@ -150,7 +160,7 @@ def build(device: Device, variant: Variant, sanitizer: str = "", extra_options: 
     )
 
 
-def load(device: Device, variant: Variant, binary: bytes) -> Loaded:
+def load(device: Device, variant: Variant, binary: bytes, sanitizer: str = "") -> Loaded:
     """Make `binary` executable. CompileRejectedError when the driver refuses it (a foreign one)."""
     definition = _checked_definition(variant)
     module = opencl()
@@ -161,7 +171,7 @@ def load(device: Device, variant: Variant, binary: bytes) -> Loaded:
         program._build(b"", [device.handle])
         built = monotonic_ns()
         kernel = module.Kernel(program, definition.entry_point)
-        types = [_TYPES[argument.kind] for argument in definition.args]
+        types = _types(definition, sanitizer)
         kernel.set_arg_types(types)
     except (module.Error, TypeError) as error:
         raise CompileRejectedError(
@@ -180,6 +190,14 @@ def load(device: Device, variant: Variant, binary: bytes) -> Loaded:
 _TYPES = {"buffer": None, "int": "int32", "float": "float32"}
 
 
+def _types(definition: KernelDefinition, sanitizer: str) -> list[str | None]:
+    """The kernel's argument types; a sanitized one takes more (see `instrument`)."""
+    types = [_TYPES[argument.kind] for argument in definition.args]
+    if sanitizer:
+        types += [None, "int32", *(["uint64"] * types.count(None))]
+    return types
+
+
 def _checked_definition(variant: Variant) -> KernelDefinition:
     definition = catalog.get(variant.definition)
     given = tuple(name for name, _ in variant.params)
@@ -191,16 +209,17 @@ def _checked_definition(variant: Variant) -> KernelDefinition:
     return definition
 
 
-def _all_options(
-    definition: KernelDefinition, variant: Variant, sanitizer: str, extra_options: str
-) -> str:
+def _source(definition: KernelDefinition, variant: Variant, sanitizer: str) -> tuple[str, str]:
+    """The kernel's text and the options that specialise it; a sanitized text is specialised."""
     sizes = (*variant.local_size, 1, 1)[: len(_LOCAL_SIZE_NAMES)]
-    local = [f"-D{name}={size}" for name, size in zip(_LOCAL_SIZE_NAMES, sizes, strict=True)]
-    checks = ("access", "value") if sanitizer == "all" else (sanitizer,) if sanitizer else ()
-    sanitize = [f"-DSANITIZE_{check.upper()}=1" for check in checks]
-    entry = f"-DENTRY_{definition.entry_point}=1"
-    words = [_OPTIONS, entry, variant.defines(), *local, *sanitize, extra_options]
-    return " ".join(word for word in words if word)
+    local = {name: str(size) for name, size in zip(_LOCAL_SIZE_NAMES, sizes, strict=True)}
+    params = {name: str(value) for name, value in variant.params}
+    defines = {f"ENTRY_{definition.entry_point}": "1", **params, **local}
+    text = catalog.source_text(definition)
+    if not sanitizer:
+        return text, " ".join(f"-D{name}={value}" for name, value in defines.items())
+    checks = ("access", "value") if sanitizer == "all" else (sanitizer,)
+    return instrument(text, defines, definition.entry_point, checks), ""
 
 
 def _compile(device: Device, variant: Variant, source: str, options: str) -> cl._cl._Program:
@@ -244,18 +263,18 @@ def _first_error(log: str) -> str:
     return next((line.strip() for line in log.splitlines() if "error" in line), "")
 
 
-def dry_launch(device: Device, variant: Variant, kernel: cl.Kernel) -> None:
+def dry_launch(device: Device, variant: Variant, kernel: cl.Kernel, sanitizer: str = "") -> None:
     """Launch one work-group that touches nothing, as all its bounds are zero; wait for it.
 
     PoCL compiles a kernel for a local size at its first launch, and a binary that is read before
     makes every later process pay for that. What the device's queue holds is not waited for.
     DeviceError when the launch fails.
     """
-    module, args = opencl(), catalog.get(variant.definition).args
-    dummy = module.Buffer(device.context, module.mem_flags.READ_WRITE, _DUMMY_BYTES)
-    kernel.set_arg_types([_TYPES[argument.kind] for argument in args])
-    zeros = {"buffer": dummy, "int": 0, "float": 0.0}
-    kernel.set_args(*(zeros[argument.kind] for argument in args))
+    module, types = opencl(), _types(catalog.get(variant.definition), sanitizer)
+    nbytes = 2 * ZONE_BYTES if sanitizer else _DUMMY_BYTES
+    dummy = module.Buffer(device.context, module.mem_flags.READ_WRITE, nbytes)
+    kernel.set_arg_types(types)
+    kernel.set_args(*(dummy if kind is None else 0 for kind in types))
     local = variant.local_size
     try:
         module.enqueue_nd_range_kernel(device.side_queue, kernel, local, local)
