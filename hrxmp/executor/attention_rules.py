@@ -5,19 +5,17 @@ Where queries, keys and values lie side by side, one launch rotates both and sto
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from hrxmp.executor.node_pass import NodePass
 from hrxmp.executor.operands import index, whole
 from hrxmp.graph import Tensor
 from hrxmp.kernels import dispatch
 
-if TYPE_CHECKING:
-    from hrxmp.executor.lowering import Lowering
 
-
-def rope(low: Lowering, node: Tensor) -> None:
+def rope(low: NodePass, node: Tensor) -> None:
     stored = _rope_with_rows(low, node)
     if stored is not None:
         _emit_rope_set_rows(low, node, stored)
@@ -42,7 +40,7 @@ class RopeRows(msgspec.Struct, frozen=True, kw_only=True):
     set_v: Tensor
 
 
-def _rope_with_rows(low: Lowering, node: Tensor) -> RopeRows | None:
+def _rope_with_rows(low: NodePass, node: Tensor) -> RopeRows | None:
     """The rest of the pattern when `node` rotates queries that lie beside their keys and values."""
     x, positions = node.sources[:2]
     if low.only_reader(x.root, "rope") is not node:
@@ -65,7 +63,7 @@ def _rope_with_rows(low: Lowering, node: Tensor) -> RopeRows | None:
     return RopeRows(rope_k=rope_k, set_k=set_k, set_v=set_v) if whole else None
 
 
-def _beside(low: Lowering, first: Tensor, other: Tensor, offset: int) -> bool:
+def _beside(low: NodePass, first: Tensor, other: Tensor, offset: int) -> bool:
     """Whether `other` is computed, and lies `offset` bytes after `first` in the same rows."""
     if not low.computed(other) or other.shape[0] != first.shape[0]:
         return False
@@ -73,7 +71,7 @@ def _beside(low: Lowering, first: Tensor, other: Tensor, offset: int) -> bool:
     return a.memory == b.memory and a.strides[0] == b.strides[0] and b.offset == a.offset + offset
 
 
-def _emit_rope_set_rows(low: Lowering, node: Tensor, stored: RopeRows) -> None:
+def _emit_rope_set_rows(low: NodePass, node: Tensor, stored: RopeRows) -> None:
     """Rotate and store in one launch; for one row, the attention that reads it comes along."""
     x, positions, *factors = node.sources
     place, cache = low.builder.place(x), stored.set_k
@@ -99,7 +97,7 @@ def _emit_rope_set_rows(low: Lowering, node: Tensor, stored: RopeRows) -> None:
     low.finish(attention)
 
 
-def _attention_of_row(low: Lowering, node: Tensor, stored: RopeRows) -> Tensor | None:
+def _attention_of_row(low: NodePass, node: Tensor, stored: RopeRows) -> Tensor | None:
     """The attention that reads the rotated queries and the stored rows, where it can do both."""
     attention = low.only_reader(node, "flash_attn")
     expected = (node, stored.set_k, stored.set_v, node.sources[1])
@@ -108,7 +106,7 @@ def _attention_of_row(low: Lowering, node: Tensor, stored: RopeRows) -> Tensor |
     return attention if dispatch.fuses_rope(low.traits, node.shape[0]) else None
 
 
-def flash_attn(low: Lowering, node: Tensor) -> None:
+def flash_attn(low: NodePass, node: Tensor) -> None:
     q, k, v, positions = node.sources
     low.builder.want(k, v.dtype)
     rows = low.builder.rows(q, axes=1)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from hrxmp.dtypes import DType
+from hrxmp.executor.node_pass import NodePass
 from hrxmp.executor.operands import index, layout, row_count, whole
 from hrxmp.graph import Tensor
 from hrxmp.kernels import dispatch
 
-if TYPE_CHECKING:
-    from hrxmp.executor.lowering import Lowering
 
-
-def binary(low: Lowering, node: Tensor) -> None:
+def binary(low: NodePass, node: Tensor) -> None:
     a, b = node.sources
     for source in (a, b):
         low.builder.want(source, DType.F32)
@@ -25,7 +23,7 @@ def binary(low: Lowering, node: Tensor) -> None:
     low.builder.emit(node, launch, y=y, **places)
 
 
-def unary(low: Lowering, node: Tensor) -> None:
+def unary(low: NodePass, node: Tensor) -> None:
     (x,) = node.sources
     low.builder.want(x, DType.F32)
     source = low.builder.dense(x)
@@ -35,7 +33,7 @@ def unary(low: Lowering, node: Tensor) -> None:
     low.builder.emit(node, launch, x=source, y=y)
 
 
-def swiglu(low: Lowering, node: Tensor) -> None:
+def swiglu(low: NodePass, node: Tensor) -> None:
     gate, up = (low.builder.rows(source) for source in node.sources)
     y = low.builder.new(node)
     launch = dispatch.swiglu(
@@ -45,7 +43,7 @@ def swiglu(low: Lowering, node: Tensor) -> None:
     low.builder.emit(node, launch, gate=gate.place, up=up.place, y=y)
 
 
-def soft_max(low: Lowering, node: Tensor) -> None:
+def soft_max(low: NodePass, node: Tensor) -> None:
     x = low.builder.rows(node.sources[0])
     operands, mask_args = {"x": x.place}, {}
     if len(node.sources) == 2:
@@ -61,7 +59,7 @@ def soft_max(low: Lowering, node: Tensor) -> None:
     low.builder.emit(node, launch, **operands)
 
 
-def argmax(low: Lowering, node: Tensor) -> None:
+def argmax(low: NodePass, node: Tensor) -> None:
     (source,) = node.sources
     x = low.builder.rows(source)
     launch = dispatch.argmax(
@@ -73,7 +71,7 @@ def argmax(low: Lowering, node: Tensor) -> None:
 # -- rows and copies -------------------------------------------------------------------------
 
 
-def get_rows(low: Lowering, node: Tensor) -> None:
+def get_rows(low: NodePass, node: Tensor) -> None:
     table, ids = node.sources
     place = whole(low, table)
     launch = dispatch.get_rows(
@@ -83,7 +81,7 @@ def get_rows(low: Lowering, node: Tensor) -> None:
     low.builder.emit(node, launch, table=place, ids=index(low, ids), y=low.builder.new(node))
 
 
-def set_rows(low: Lowering, node: Tensor) -> None:
+def set_rows(low: NodePass, node: Tensor) -> None:
     cache, rows, ids = node.sources
     target = low.builder.rows(cache, cache.dtype, axes=1)
     x = low.builder.rows(rows, axes=1)
@@ -95,7 +93,7 @@ def set_rows(low: Lowering, node: Tensor) -> None:
     low.builder.emit(node, launch, x=x.place, ids=index(low, ids), cache=target.place)
 
 
-def cpy(low: Lowering, node: Tensor) -> None:
+def cpy(low: NodePass, node: Tensor) -> None:
     x, to = node.sources
     source, target = low.builder.place(x), low.builder.place(to)
     views = {"x": low.builder.view(x, source), "y": low.builder.view(to, target)}
@@ -103,6 +101,6 @@ def cpy(low: Lowering, node: Tensor) -> None:
     low.builder.emit(node, launch, x=source, y=target)
 
 
-def cont(low: Lowering, node: Tensor) -> None:
+def cont(low: NodePass, node: Tensor) -> None:
     source = low.builder.place(node.sources[0])
     low.builder.copy(node.sources[0], source, low.builder.new(node))

@@ -7,29 +7,15 @@ added where the product is stored.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import msgspec
-
 from hrxmp.dtypes import DType
+from hrxmp.executor.node_pass import NodePass, Norm
 from hrxmp.executor.operands import layout, row_count, whole
 from hrxmp.executor.places import Place, Rows
 from hrxmp.graph import Tensor
 from hrxmp.kernels import dispatch
 
-if TYPE_CHECKING:
-    from hrxmp.executor.lowering import Lowering
 
-
-class Norm(msgspec.Struct, frozen=True, kw_only=True):
-    """A weighted norm that is left to the matrices that read it."""
-
-    x: Tensor
-    weight: Tensor | None
-    eps: float
-
-
-def rms_norm(low: Lowering, node: Tensor) -> None:
+def rms_norm(low: NodePass, node: Tensor) -> None:
     product = low.only_reader(node, "mul")
     weight = product and _norm_weight(low, node, product)
     eps = node.params["eps"]
@@ -44,7 +30,7 @@ def rms_norm(low: Lowering, node: Tensor) -> None:
         _emit_norm(low, product, norm)
 
 
-def _norm_weight(low: Lowering, node: Tensor, product: Tensor) -> Tensor | None:
+def _norm_weight(low: NodePass, node: Tensor, product: Tensor) -> Tensor | None:
     """The weight that `product` multiplies the norm by, when it is one row that is there."""
     others = [source for source in product.sources if source is not node]
     if len(others) != 1 or product.sources[0] is not node:
@@ -56,7 +42,7 @@ def _norm_weight(low: Lowering, node: Tensor, product: Tensor) -> Tensor | None:
     )
 
 
-def _norm_fuses(low: Lowering, product: Tensor) -> bool:
+def _norm_fuses(low: NodePass, product: Tensor) -> bool:
     """Whether every reader of the normalised rows is a matrix that can normalise them itself."""
     readers = low.readers(product)
     rows = row_count(product)
@@ -67,7 +53,7 @@ def _norm_fuses(low: Lowering, product: Tensor) -> bool:
     )  # fmt: skip
 
 
-def _emit_norm(low: Lowering, node: Tensor, norm: Norm) -> None:
+def _emit_norm(low: NodePass, node: Tensor, norm: Norm) -> None:
     x = low.builder.rows(norm.x)
     operands = {"x": x.place}
     if norm.weight is not None:
@@ -79,7 +65,7 @@ def _emit_norm(low: Lowering, node: Tensor, norm: Norm) -> None:
     low.builder.emit(node, launch, **operands, y=low.builder.new(node))
 
 
-def mul_mat(low: Lowering, node: Tensor) -> None:
+def mul_mat(low: NodePass, node: Tensor) -> None:
     """One product, or all products of the same rows that can share a launch."""
     siblings = _siblings(low, node)
     gate = low.only_reader(node, "swiglu")
@@ -93,7 +79,7 @@ def mul_mat(low: Lowering, node: Tensor) -> None:
         _emit_single(low, node)
 
 
-def _siblings(low: Lowering, node: Tensor) -> list[Tensor]:
+def _siblings(low: NodePass, node: Tensor) -> list[Tensor]:
     """The node, and later products of the same rows with weights of the same kind."""
     weight, x = node.sources
     found = [
@@ -106,7 +92,7 @@ def _siblings(low: Lowering, node: Tensor) -> list[Tensor]:
     return found[: dispatch.MAX_WEIGHTS]
 
 
-def _go_together(low: Lowering, first: Tensor, other: Tensor) -> bool:
+def _go_together(low: NodePass, first: Tensor, other: Tensor) -> bool:
     """Whether one product may have both weights."""
     same = layout(low.builder.place(first)) == layout(low.builder.place(other))
     return (same and first.dtype is other.dtype) or dispatch.mixes(
@@ -114,7 +100,7 @@ def _go_together(low: Lowering, first: Tensor, other: Tensor) -> bool:
     )
 
 
-def _side_by_side(low: Lowering, products: list[Tensor]) -> Place:
+def _side_by_side(low: NodePass, products: list[Tensor]) -> Place:
     """One value for all results; each product's rows stand in it with a common stride."""
     rows = products[0].shape[0]
     width = sum(product.shape[1] for product in products)
@@ -128,7 +114,7 @@ def _side_by_side(low: Lowering, products: list[Tensor]) -> Place:
     return whole
 
 
-def _emit_single(low: Lowering, node: Tensor) -> None:
+def _emit_single(low: NodePass, node: Tensor) -> None:
     total = low.only_reader(node, "add")
     if total is not None and total.shape == node.shape:
         residual = next((s for s in total.sources if s.root is not node.root), None)
@@ -141,7 +127,7 @@ def _emit_single(low: Lowering, node: Tensor) -> None:
 
 
 def _emit_product(
-    low: Lowering,
+    low: NodePass,
     products: list[Tensor],
     node: Tensor,
     epilogue: dispatch.Epilogue,

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from hrxmp.dtypes import DType
 from hrxmp.errors import UnsupportedError
+from hrxmp.executor.node_pass import NodePass
 from hrxmp.executor.places import Place
 from hrxmp.graph import Storage, Tensor
-
-if TYPE_CHECKING:
-    from hrxmp.executor.lowering import Lowering
 
 
 def row_count(tensor: Tensor) -> int:
@@ -21,7 +17,7 @@ def layout(place: Place) -> str:
     return place.memory.layout if isinstance(place.memory, Storage) else "ggml"
 
 
-def whole(low: Lowering, tensor: Tensor) -> Place:
+def whole(low: NodePass, tensor: Tensor) -> Place:
     """A tensor that kernels read from its memory's first byte: a weight, a cache."""
     place = low.builder.dense(tensor)
     if place.offset:
@@ -29,7 +25,7 @@ def whole(low: Lowering, tensor: Tensor) -> Place:
     return place
 
 
-def index(low: Lowering, ids: Tensor) -> Place:
+def index(low: NodePass, ids: Tensor) -> Place:
     """Positions or row numbers, i32, dense from the first byte of their memory."""
     low.builder.want(ids, DType.I32)
     place = low.builder.dense(ids)
