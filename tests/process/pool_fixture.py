@@ -182,6 +182,11 @@ def running_pool(**kwargs: Any) -> Iterator[PoolProcess]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def allowed(seconds: float) -> float:
+    """A time that holds on an idle machine; a loaded one gets more, in proportion to its load."""
+    return seconds * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+
+
 def descendants_named(text: str) -> list[int]:
     """Live processes whose command line has `text` in it."""
     found = []
@@ -198,8 +203,8 @@ def descendants_named(text: str) -> list[int]:
 
 
 def gone_within(pids: list[int], timeout_s: float) -> bool:
-    """Whether all these processes end within `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
+    """Whether all these processes end within `timeout_s`, more where the machine is loaded."""
+    deadline = time.monotonic() + allowed(timeout_s)
     while time.monotonic() < deadline:
         if not any(_alive(pid) for pid in pids):
             return True
@@ -217,6 +222,6 @@ def _alive(pid: int) -> bool:
 
 def outcome(ticket: Ticket, timeout_s: float = 20.0) -> Any:
     """The ticket's outcome; a test that gets none fails."""
-    found = ticket.wait(timeout_s)
+    found = ticket.wait(allowed(timeout_s))
     assert found is not None, "the request was never answered"
     return found

@@ -14,6 +14,7 @@ import pytest
 
 from tests.process.pool_fixture import (
     PoolProcess,
+    allowed,
     descendants_named,
     gone_within,
     make_request,
@@ -46,7 +47,7 @@ def test_x01_a_killed_worker_costs_one_retry_and_nobody_else(tmp_path: Path) -> 
         start = time.monotonic()
         pool.until(lambda r: sum(w.state == "busy" for w in r.workers) == 4 and pids[0] not in
                    [w.pid for w in r.workers])  # fmt: skip
-        assert time.monotonic() - start < 2.0
+        assert time.monotonic() - start < allowed(2.0)
         go.touch()
         found = [outcome(ticket) for ticket in tickets]
         assert [o.error for o in found] == [None] * 4
@@ -85,13 +86,13 @@ def test_x02_a_killed_pool_is_replaced_and_every_waiter_answered(tmp_path: Path)
         go.touch()
         pool.start()
         assert [outcome(ticket, 5).error for ticket in tickets] == [None] * 5
-        assert time.monotonic() - start < 5.0
+        assert time.monotonic() - start < allowed(5.0)
         assert client.reconnections == 1
         client.close()
 
 
 def test_x02_without_a_new_pool_every_waiter_gets_an_error() -> None:
-    with running_pool(pool_timeout_s=1.5) as pool:
+    with running_pool(pool_timeout_s=2.0) as pool:
         client = pool.client()
         tickets = [client.request(make_request(n=n, do="sleep", arg="30"), n) for n in range(3)]
         worker_pids(pool)
@@ -111,7 +112,7 @@ def test_a_client_without_any_pool_gets_an_error_and_ends(tmp_path: Path) -> Non
     assert outcome(client.request(make_request(), 1), 3).error.code == "pool-lost"
     start = time.monotonic()
     client.close()
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < allowed(2)
     assert outcome(client.request(make_request(), 1), 1).error.code == "pool-lost"
 
 
@@ -157,7 +158,7 @@ def test_x07_a_crashing_compiler_runs_twice_in_all(act: str, name: str, tmp_path
         assert [o.outcome for o in found] == ["crash"] * 3
         assert name in found[0].error.message
         assert [o.via for o in found] == ["compile", "quarantine", "quarantine"]
-        assert found[2].done_ns - found[2].asked_ns < 50_000_000
+        assert found[2].done_ns - found[2].asked_ns < allowed(0.05) * 1e9
         assert outcome(client.request(make_request(n=1), 5)).error is None
         client.close()
 
@@ -186,7 +187,7 @@ def test_x08_a_spinning_compiler_is_a_timeout_in_four_seconds() -> None:
         ticket = client.request(make_request(do="spin"), 1)
         first = worker_pids(pool)
         found = outcome(ticket)
-        assert time.monotonic() - start < 4.0
+        assert time.monotonic() - start < allowed(4.0)
         assert found.outcome == "timeout"
         assert gone_within(first, 1.0)
         assert outcome(client.request(make_request(n=2), 2)).error is None
@@ -200,7 +201,7 @@ def test_a_deadline_of_the_request_itself_and_a_stopped_worker() -> None:
         start = time.monotonic()
         found = outcome(client.request(make_request(do="stop", deadline_ms=600), 1))
         assert found.outcome == "timeout"
-        assert time.monotonic() - start < 3.0
+        assert time.monotonic() - start < allowed(3.0)
         client.close()
 
 
@@ -245,7 +246,7 @@ def test_x11_status_is_answered_while_compiles_run(tmp_path: Path) -> None:
             assert reply.oldest_ms > 0
             assert sum(job.state == "compiling" for job in reply.jobs) == 2
             assert {job.requests[0][1] for job in reply.jobs} == set(range(40, 46))
-        assert max(times) < 0.1
+        assert max(times) < allowed(0.1)
         go.touch()
         assert all(outcome(ticket).error is None for ticket in tickets)
         client.close()
@@ -277,7 +278,7 @@ def test_x12_a_pipeline_ends_although_the_daemon_lives(tmp_path: Path) -> None:
     via, pool_pid = done.stdout.split()
     try:
         assert via == "compile"
-        assert seconds < 5.0
+        assert seconds < allowed(5.0)
         assert not gone_within([int(pool_pid)], 0.0)
     finally:
         for pid in descendants_named(str(tmp_path)):
@@ -467,4 +468,4 @@ def test_a_dead_client_is_noticed_by_its_handle() -> None:
         other.stdout.close()
         start = time.monotonic()
         pool.until(lambda r: r.runs == ())
-        assert time.monotonic() - start < 1.0
+        assert time.monotonic() - start < allowed(1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import stat
@@ -10,10 +11,14 @@ from pathlib import Path
 import pytest
 
 from hrxmp import wire
+from hrxmp.aggregator.check import check
+from hrxmp.aggregator.reader import read
 from hrxmp.errors import UsageError
 from hrxmp.settings import Settings
+from hrxmp.supervise import spawn
 from hrxmp.workloads.keygen import main as keygen
 from tests.process.pool_fixture import PoolProcess, make_request, outcome, running_pool
+from tests.process.run_process import PROGRAMS, hrxmp_run
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -86,3 +91,29 @@ def test_keys_are_private_and_never_replaced(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="read by other users"):
         wire.dealer(context, "tcp://127.0.0.1:5555", str(mine))
     context.term()
+
+
+def test_a_whole_run_over_tcp(tmp_path: Path) -> None:
+    """Aggregator and pool on tcp endpoints, as on another box; the trace comes out whole."""
+    mine, trace = keys(tmp_path / "mine"), tmp_path / "trace.jsonl"
+    environ = {"HRXMP_CURVE_DIR": str(mine)}
+    endpoint = free_endpoint()
+    aggregator = spawn(
+        "aggregator", ["--bind", endpoint, "--output", str(trace)], name="aggregator",
+        environ={**os.environ, **environ},
+    )  # fmt: skip
+    aggregator.wait_ready(20)
+    with running_pool(
+        endpoint=free_endpoint(), curve_dir=str(mine), compiler="", trace_compile=True
+    ) as pool:
+        done = hrxmp_run(
+            "--trace", "--aggregator", endpoint, "--pool", pool.endpoint,
+            PROGRAMS / "backend_cases.py", "add_f32", cache=tmp_path / "store", environ=environ,
+        )  # fmt: skip
+        assert done.code == 0, done.stderr[-2000:]
+        pool.stop()
+    aggregator.stop(10.0)
+    aggregator.close()
+    report = check(read(trace.read_bytes().splitlines()))
+    assert report.problems == []
+    assert report.requests >= 1
