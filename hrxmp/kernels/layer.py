@@ -94,7 +94,7 @@ def fuse_layer(
     operands = dict(_OPERANDS)
     if not heads["FACTORS"]:
         operands["factors"] = operands["positions"]
-    parts = 4 * traits.compute_units
+    parts = 2 * traits.compute_units
     return FusedLayer(
         launch=Launch(
             variant=Variant(

@@ -7,6 +7,7 @@
 #include "vector.h"
 
 #define ROWS 256
+#define FETCH_ROWS 32  // how far ahead cache rows are asked for
 #define PARTS (HEAD_DIM / 16)
 // Query heads whose sums fit in registers together.
 #define TOGETHER (SHARED * PARTS <= 16 ? SHARED : PARTS <= 4 ? 4 : PARTS <= 8 ? 2 : 1)
@@ -52,6 +53,7 @@ inline void score16(const int count, local Attention *a, int head, global const 
 #pragma unroll
         for (int r = 0; r < 4; r++) {
             size_t at = (size_t)min(row + four * 4 + r, last) * KV_WIDTH + start;
+            fetch_ahead(k_cache + at + FETCH_ROWS * KV_WIDTH, sizeof(cached) * HEAD_DIM);
 #pragma unroll
             for (int p = 0; p < PARTS; p++) {
                 float16 part = cache_load16(p, k_cache + at);
@@ -105,6 +107,7 @@ inline void add_values(const int count, local Attention *a, int head,
         for (int p = 0; p < PARTS; p++)
             sum[h][p] = vload16(p, a->sum[head + h]);
     for (int r = 0; r < rows; r++) {
+        fetch_ahead(values + (size_t)(r + FETCH_ROWS) * KV_WIDTH, sizeof(cached) * HEAD_DIM);
 #pragma unroll
         for (int p = 0; p < PARTS; p++) {
             float16 value = cache_load16(p, values + (size_t)r * KV_WIDTH);

@@ -14,6 +14,7 @@
 #define DOT_floats 3
 #define DOT_FORM PASTE(DOT_, DOT)
 #define LARGEST 32512.0f
+#define FETCH_BYTES 8192  // how far ahead weights are asked for
 
 // A row of up to K_MAX elements, for weights of any format.
 typedef struct {
@@ -143,6 +144,7 @@ inline float16 dot16(const int type, const int k, global const uchar *group,
         return sum + other;
     }
     for (int block = 0; block < k / 32; block++) {
+        fetch_ahead(group + block * QUANT_BYTES(type) + FETCH_BYTES, QUANT_BYTES(type));
         float16 scale = scales16(type, k, group, block, 0) * x->scale[block];
         sum = mad(convert_float16(block_dot(type, group, x, block, 0)), scale, sum);
         if (SUB(type) == 16) {

@@ -3,6 +3,13 @@
 #ifndef VECTOR_H
 #define VECTOR_H
 
+// Asks for `bytes` from `p` on, which may lie behind the end of a buffer: a processor's own
+// prefetching stops at page ends, and memory is far away from a model that no cache holds.
+inline void fetch_ahead(global const void *p, const int bytes) {
+    for (int i = 0; i < bytes; i += 64)
+        prefetch((global const uchar *)p + i, 1);
+}
+
 inline float sum16(float16 v) {
     float8 a = v.lo + v.hi;
     float4 b = a.lo + a.hi;
