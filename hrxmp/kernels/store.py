@@ -32,6 +32,8 @@ from hrxmp.kernels.keys import KeyComponents
 from hrxmp.settings import Settings
 
 _MEASURE_EVERY = 32
+_GIVEN_UP = "refused: the driver refused it"
+_TOMBSTONE = b"the driver refused the entry of this name\n"
 _MAKE_ROOM = "free some space or set HRXMP_CACHE to another folder"
 _USE_ANOTHER = "going on without it; HRXMP_CACHE sets another folder"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -99,6 +101,7 @@ class Store:
         self._room = 0, 0
         self._puts = 0
         self._known: dict[str, KeyComponents] = {}
+        self._given_up: set[str] = set()
 
     def driver_cache(self) -> str:
         """A folder in which the driver may keep machine code; empty when there can be none.
@@ -118,6 +121,9 @@ class Store:
         """The entry of `key`, whole and made for `expected`, or why there is none."""
         if self.folder is None and not self.layers:
             return Miss(reason="off")
+        if key in self._given_up:
+            self._count_miss(_GIVEN_UP)
+            return Miss(reason=_GIVEN_UP)
         reason = "absent"
         for folder, own in self._folders():
             found = self._read(folder, key, own)
@@ -127,6 +133,8 @@ class Store:
                     return found
                 found = Miss(reason="corrupt: made of other components")
             reason = found.reason if not found.expected else reason
+            if found.reason == _GIVEN_UP:
+                break
         self._count_miss(reason)
         return Miss(reason=reason)
 
@@ -152,14 +160,28 @@ class Store:
         except (OSError, EntryError) as error:
             return self._trouble("written", error)
         self.counts["written"] += 1
+        self._given_up.discard(key)
         return ""
 
     def remove(self, key: str) -> None:
-        """Take an entry out, e.g. because the driver refuses it. A layer's stays where it is."""
-        if self.folder is None:
-            return
-        with contextlib.suppress(OSError), files.opened_folder(self.folder, own=True) as folder:
-            os.unlink(key + SUFFIX, dir_fd=folder)
+        """Take an entry out, e.g. because the driver refuses it, for every process.
+
+        A layer's cannot be taken out: the own folder says that it is given up, until a new one is
+        put there.
+        """
+        name = key + SUFFIX
+        in_layer = any((layer / name).exists() for layer in self.layers)
+        try:
+            if self.folder is None:
+                raise FileNotFoundError(name)
+            with files.opened_folder(self.folder, own=True, create=in_layer) as folder:
+                if in_layer:
+                    files.write_entry(folder, name, _TOMBSTONE)
+                else:
+                    os.unlink(name, dir_fd=folder)
+        except OSError:  # then at least this process does not offer it again
+            if in_layer:
+                self._given_up.add(key)
 
     def components_index(self) -> list[KeyComponents]:
         """The components of every entry, from headers only. A name is the digest of its
@@ -216,7 +238,7 @@ class Store:
         try:
             with files.opened_folder(folder, own=own) as descriptor:
                 payload = files.read_entry(descriptor, key + SUFFIX, MAX_ENTRY_BYTES, own=own)
-            return decode(payload)
+            return Miss(reason=_GIVEN_UP) if payload == _TOMBSTONE else decode(payload)
         except FileNotFoundError:
             return Miss(reason="absent")
         except EntryError as error:

@@ -466,3 +466,21 @@ def test_the_driver_s_cache_lies_in_a_private_folder(store: Store) -> None:
     assert put(store) == ""
     folder.chmod(0o777)
     assert store.driver_cache() == ""
+
+
+def test_a_refused_entry_of_a_layer_is_not_offered_again(tmp_path: Path) -> None:
+    """Not here, not to another process, until a new one is there; the layer stays as it is."""
+    put(Store(tmp_path / "lower"), 1, b"refused by the driver")
+    mine, other = (Store(tmp_path / "upper", layers=(tmp_path / "lower",)) for _ in range(2))
+    assert isinstance(get(other, 1), StoreEntry)
+    mine.remove(parts(1).digest())
+    for store in (mine, other):
+        assert get(store, 1) == Miss(reason="refused: the driver refused it")
+    put(other, 1, b"compiled anew")
+    found = get(other, 1)
+    assert isinstance(found, StoreEntry)
+    assert found.binary == b"compiled anew"
+    assert isinstance(get(Store(tmp_path / "lower"), 1), StoreEntry)
+    alone = Store(None, layers=(tmp_path / "lower",))
+    alone.remove(parts(1).digest())
+    assert isinstance(get(alone, 1), Miss)
