@@ -74,7 +74,8 @@ class Aggregator:
         now = mono_ns()
         drained = self._receive(now)
         self.processes.check(now, drained)
-        self._release(now if drained else 0)
+        while self._release(now if drained else 0):
+            self._acknowledge()
         self._acknowledge()
         self._answer(self.sessions.ask(now))
         self.service.beat(now)
@@ -101,18 +102,18 @@ class Aggregator:
                 self._answer(self.sessions.handle(peer, message.envelope, body, now))
         return False
 
-    def _release(self, now: int) -> None:
-        """Hand what is complete to the sink; `now` 0 counts nobody as silent."""
-        if self.sink.full:
-            return
-        released = self.merge.release(now)
+    def _release(self, now: int) -> bool:
+        """Hand what is complete to the sink, a portion at a time; False when nothing is or the
+        sink is full. `now` 0 counts nobody as silent."""
+        released = None if self.sink.full else self.merge.release(now)
         if released is None:
-            return
+            return False
         self._filter(released)
         block = self.sink.put(released)
         self.readers.show(block, mono_ns())
         if self.watcher is not None:
             self.watcher.feed(block)
+        return True
 
     def _filter(self, released: Released) -> None:
         if self.events:
@@ -150,7 +151,8 @@ class Aggregator:
         """Drain: write what is complete; what is not stays with its sources, unacknowledged."""
         self.service.stopping()
         self._receive(mono_ns())
-        self._release(mono_ns())
+        while self._release(mono_ns()):
+            pass
         self.sink.close(SINK_CLOSE_S)
         self._acknowledge()
         farewell = Shutdown(reason="the aggregator stops", grace_ms=0)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hrxmp import lifecycle, wire
 from hrxmp.aggregator.loop import Aggregator
@@ -42,7 +43,10 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--rotate-s", type=float, default=0, help="start a new file at this age")
     line.add_argument("--keep", type=int, default=10, help="old files to keep; 0: all")
     line.add_argument(
-        "--metrics", default="", metavar="[ADDRESS:]PORT", help="Prometheus over HTTP"
+        "--metrics",
+        default="",
+        metavar="PORT|SOCKET",
+        help="Prometheus, at [ADDRESS:]PORT or a path",
     )
     line.add_argument("--run", default="*", metavar="GLOB", help="only runs whose id matches")
     line.add_argument("--event", nargs="*", default=[], metavar="NAME", help="only these events")
@@ -66,12 +70,19 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace, settings: Settings, service: Service) -> int:
+    context = wire.context()
+    with wire.doorkeeper(context, options.bind, settings.curve_dir):
+        _run(options, settings, service, context)
+    context.term()
+    return 0
+
+
+def _run(options: argparse.Namespace, settings: Settings, service: Service, context: Any) -> None:
     wake = lifecycle.WakeUp()
     signals = lifecycle.StopSignals(wake)
     signals.install()
     identity = new_identity("-", "aggregator")
     clock = HybridLogicalClock()
-    context = wire.context()
     socket = wire.router(context, options.bind, settings.curve_dir, group=options.group)
     link = wire.Link[ToAggregator](socket, ToAggregator, identity, clock)
     hold_back_ms = settings.hold_back_ms if options.hold_back_ms is None else options.hold_back_ms
@@ -85,8 +96,6 @@ def _serve(options: argparse.Namespace, settings: Settings, service: Service) ->
     lifecycle.notify_ready(options.ready_fd)
     service.ready()
     aggregator.run(signals)
-    context.term()
-    return 0
 
 
 def _parent_gone(aggregator: Aggregator) -> None:
@@ -101,10 +110,13 @@ def _serve_metrics(aggregator: Aggregator, address: str) -> None:
         raise UsageError(
             "--metrics needs prometheus-client", remedy="install hrxmp with the extra `metrics`"
         ) from error
+    aggregator.watcher = metrics = Metrics()
+    if address.startswith("/"):
+        metrics.serve_socket(address)
+        return
     host, _colon, port = address.rpartition(":")
     if not port.isdecimal():
-        raise UsageError(f"--metrics {address!r}: expected a port, or an address and a port")
-    aggregator.watcher = metrics = Metrics()
+        raise UsageError(f"--metrics {address!r}: expected a port, address:port or /path")
     metrics.serve(host.strip("[]") or "127.0.0.1", int(port))
 
 

@@ -19,6 +19,9 @@ from hrxmp.clock import Hlc
 Item = tuple[int, int, bytes]
 """(wall ns, counter, line): one record on its way."""
 
+PORTION = 8000
+"""About so many records of a lane in one release: acknowledgements are then not far behind."""
+
 END: Hlc = (1 << 63, 0)
 """Later than every clock."""
 
@@ -129,7 +132,7 @@ class Merge:
         """Take out what is complete; None when nothing is. `everything` ignores the marks."""
         if now < self.settled_ns and not everything:
             return None
-        mark = END if everything else self.watermark(now)
+        mark = self._portion(END if everything else self.watermark(now))
         late, until = self._take_late()
         items: list[Item] = []
         contributors = 0
@@ -167,6 +170,13 @@ class Merge:
         """Number of records that wait."""
         return sum(lane.held for lane in self.lanes)
 
+    def _portion(self, mark: Hlc) -> Hlc:
+        """A smaller mark when more is complete than should be released at once."""
+        for lane in self.lanes:
+            if lane.held > PORTION:
+                mark = min(mark, _portion_end(lane))
+        return mark
+
     def _take_late(self) -> tuple[list[Item], list[tuple[Lane, int]]]:
         late: list[Item] = []
         until: list[tuple[Lane, int]] = []
@@ -175,6 +185,16 @@ class Merge:
             until.append((lane, end))
         self._late.clear()
         return late, until
+
+
+def _portion_end(lane: Lane) -> Hlc:
+    """The clock at which a lane has given a portion."""
+    count = 0
+    for batch in lane.batches:
+        count += len(batch.items) - batch.start
+        if count >= PORTION:
+            return batch.items[-1][:2]
+    return END
 
 
 def _take(lane: Lane, mark: Hlc, out: list[Item]) -> int:

@@ -6,13 +6,25 @@ the aggregator's loop: when it cannot follow it skips blocks and counts them, an
 
 from __future__ import annotations
 
+import os
+import socket
+import stat
 import threading
 from collections import deque
 from collections.abc import Callable
+from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    make_wsgi_app,
+    start_http_server,
+)
 
 from hrxmp.errors import UsageError
 from hrxmp.messages import StatusReply
@@ -39,6 +51,41 @@ _decode = msgspec.json.Decoder(Counted).decode
 _STARTS = tuple(f'"event":"{kind.__struct_config__.tag}"'.encode() for kind in Counted.__args__)
 
 
+class _Silent(WSGIRequestHandler):
+    """Logs nothing: standard error is the trace's."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+class _UnixServer(ThreadingMixIn, WSGIServer):
+    """An HTTP server at a path; a socket that a former life left there is replaced."""
+
+    address_family = socket.AF_UNIX
+    daemon_threads = True
+
+    def __init__(self, path: str, application: Any) -> None:
+        if os.path.exists(path) and stat.S_ISSOCK(os.lstat(path).st_mode):
+            os.unlink(path)
+        old = os.umask(0o117)
+        try:
+            super().__init__(path, _Silent)  # type: ignore[arg-type]  # a path is an address too
+        finally:
+            os.umask(old)
+        self.set_app(application)
+
+    def server_bind(self) -> None:
+        """Bind; a path has no host and no port."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = "localhost", 0
+        self.setup_environ()
+
+    def get_request(self) -> tuple[socket.socket, tuple[str, int]]:
+        """A connection; clients of a unix socket have no address."""
+        connection, _nobody = super().get_request()
+        return connection, ("local", 0)
+
+
 class Metrics:
     """The registry and the thread that feeds it."""
 
@@ -60,6 +107,17 @@ class Metrics:
             raise UsageError(f"--metrics: {address}:{port}: {error.strerror}") from error
         self._thread.start()
         return int(self._server.server_port)
+
+    def serve_socket(self, path: str) -> None:
+        """Answer GET on a unix socket, for this user and its group."""
+        try:
+            self._server = _UnixServer(path, make_wsgi_app(self.registry))
+        except OSError as error:
+            raise UsageError(f"--metrics: {path}: {error.strerror}") from error
+        threading.Thread(
+            target=self._server.serve_forever, name="metrics-http", daemon=True
+        ).start()
+        self._thread.start()
 
     def close(self) -> None:
         """Stop answering."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 from rich.console import Console
@@ -26,6 +26,9 @@ from hrxmp.settings import Settings
 from hrxmp.tracetool import diff, explain, export, live, report, summary, tail, top
 from hrxmp.tracetool.view import RunView, views
 
+TRACES = "http://127.0.0.1:4318/v1/traces"
+"""Where a collector of this host listens by default."""
+
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
@@ -36,16 +39,19 @@ def parser() -> argparse.ArgumentParser:
         if name == "diff":
             command.add_argument("before", metavar="A")
             command.add_argument("file", metavar="B")
-        elif name in ("tail", "top"):
+        elif name in ("tail", "top", "forward"):
             command.add_argument("endpoint", nargs="?", default="", metavar="ENDPOINT")
         elif name != "schema":
             command.add_argument("file", metavar="FILE", help="a file, or - for standard input")
         if name in ("summary", "explain", "export", "report", "diff"):
             command.add_argument("--run", default="", help="only this run (its beginning will do)")
         if name == "export":
-            command.add_argument("--format", choices=("chrome", "csv"), default="chrome")
+            command.add_argument("--format", choices=("chrome", "csv", "otlp"), default="chrome")
+            command.add_argument("--to", default=TRACES, metavar="URL", help="OTLP/HTTP collector")
         if name == "tail":
             _add_filters(command)
+        if name == "forward":
+            command.add_argument("--to", default=TRACES, metavar="URL", help="OTLP/HTTP collector")
         if name == "check":
             command.add_argument("--quiet", action="store_true", help="problems only")
     return line
@@ -130,9 +136,24 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
+    runs = _runs(options)
+    if options.format == "otlp":
+        return _send((line.record for run in runs for line in run.lines), options.to)
     write = export.chrome if options.format == "chrome" else export.table
-    write(_runs(options), sys.stdout)
+    write(runs, sys.stdout)
     return 0
+
+
+def _send(lines: Iterable[records.Record], url: str) -> int:
+    try:
+        from hrxmp.tracetool import otlp
+    except ImportError as error:
+        raise UsageError(
+            "OpenTelemetry's SDK is not installed", remedy="install hrxmp with the extra `otlp`"
+        ) from error
+    sent, failed = otlp.send(lines, url)
+    sys.stdout.write(f"{sent} spans sent to {url}, {failed} refused\n")
+    return 1 if failed else 0
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -167,6 +188,23 @@ def _tail(options: argparse.Namespace) -> int:
     finally:
         attached.close()
     return 0
+
+
+def _forward(options: argparse.Namespace) -> int:
+    """Until interrupted; what is open then is ended and sent too."""
+    attached = _attach(options)
+
+    def lines() -> Iterator[records.Record]:
+        try:
+            for line in tail.tail(attached.blocks(), tail.Filters()):
+                yield line.record
+        except KeyboardInterrupt:
+            return
+
+    try:
+        return _send(lines(), options.to)
+    finally:
+        attached.close()
 
 
 def _top(options: argparse.Namespace) -> int:
@@ -213,10 +251,11 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
     "summary": (_summary, "tables: compiles by kernel, the slowest, executions that waited"),
     "explain": (_explain, "each stall in words: who waited, on what, asked for by whom, why"),
     "diff": (_diff, "compare keys and counts of two traces; exit code 1 when they differ"),
-    "export": (_export, "for other tools: Chrome trace JSON (Perfetto reads it), or CSV"),
+    "export": (_export, "for other tools: Chrome trace JSON (Perfetto reads it), CSV, or OTLP"),
     "report": (_report, "one HTML page: verdict, timeline, tables, explanation"),
     "tail": (_tail, "the live trace of a running aggregator, through filters"),
     "top": (_top, "a live table of the runs of an aggregator"),
+    "forward": (_forward, "send the live trace to an OpenTelemetry collector as spans"),
     "schema": (_schema, "the JSON Schema of a trace line"),
 }
 

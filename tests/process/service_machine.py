@@ -40,6 +40,9 @@ _UNIFIED = ("unshare", "--mount", "sh", "-c",
 """Gives a command the unified cgroup hierarchy, which systemd needs to see that a unit is empty;
 machines without it have the old one at the same place."""
 
+_LIBRARIES = f"LD_LIBRARY_PATH={BASE}/lib"
+"""An interpreter with a libpython of its own may look for it where it was before."""
+
 
 class Machine:
     """A running container; `tree` is its root as seen from here."""
@@ -52,7 +55,7 @@ class Machine:
     def shell(self, *command: str, check: bool = True, timeout_s: float = 60) -> str:
         """Run a command inside, as root; what it printed."""
         done = subprocess.run(
-            ["nsenter", "--all", f"--target={self.leader}", *command],
+            ["nsenter", "--all", f"--target={self.leader}", "env", _LIBRARIES, *command],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             timeout=timeout_s,
         )  # fmt: skip
@@ -105,6 +108,7 @@ def machine(folder: Path, drop_ins: Mapping[str, str]) -> Iterator[Machine]:
         f"--bind-ro={sys.base_prefix}:{BASE}",
         f"--bind-ro={ROOT}:{SOURCE}",
         "systemd.unit=hrxmp.target",
+        f"systemd.setenv={_LIBRARIES}",
     ]  # fmt: skip
     install = ["make", "--silent", "install-systemd", f"DESTDIR={overlay}"]
     subprocess.run(install, cwd=ROOT, check=True, timeout=30)

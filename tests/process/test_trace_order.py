@@ -62,7 +62,7 @@ def start_pair(endpoint: str, run: str, executions: int, log_bytes: int) -> list
 
 def ends(processes: list[subprocess.Popen]) -> list[int]:
     """Exit codes."""
-    return [process.wait(60) for process in processes]
+    return [process.wait(170) for process in processes]
 
 
 @pytest.mark.timeout(90)

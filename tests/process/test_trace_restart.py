@@ -56,7 +56,7 @@ def _until_grown(path: Path, size: int, sources: list) -> None:
         event.wait(0.005)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(150)
 def test_killed_and_restarted_loses_nothing(tmp_path: Path) -> None:
     """Kills at random moments under load: all records are there, repeats are byte-identical."""
     report, _trace = kill_under_load(tmp_path, KILLS, COUNT, seed=36)
@@ -121,7 +121,7 @@ def test_reader_gone_for_good(tmp_path: Path) -> None:
         assert running.finish() == 0
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(150)
 def test_a_flood_does_not_starve_the_others(tmp_path: Path) -> None:
     """While one source sends as fast as it can, another one's records are through in time."""
     endpoint = f"ipc://{tmp_path}/trace"

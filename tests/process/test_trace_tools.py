@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import gzip
+import http.server
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -287,3 +291,71 @@ def test_what_cannot_be_meant_is_said(tmp_path: Path, flags: tuple[str, ...]) ->
     assert done.returncode == 2
     assert done.stderr.startswith("hrxmp-aggregator: ")
     assert done.stderr.count("\n") == 1
+
+
+class Collector(http.server.BaseHTTPRequestHandler):
+    """Takes what an OpenTelemetry exporter posts."""
+
+    bodies: ClassVar[list[bytes]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        encoded = self.headers.get("Content-Encoding") == "gzip"
+        self.bodies.append(gzip.decompress(body) if encoded else body)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_args: object) -> None:
+        """Say nothing."""
+
+
+def test_otlp(log: Path) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    Collector.bodies.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}/v1/traces"
+        done = tool("export", "--format", "otlp", "--to", url, "--run", "first", log)
+        server.shutdown()
+        thread.join()
+    assert done.returncode == 0, done.stderr
+    spans = {
+        span.name: span
+        for body in Collector.bodies
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    }
+    assert len(spans) == 1 + 3 * 3
+    root, execution = spans["run first"], spans["execution 2"]
+    compiled, wait = spans["compile k2"], spans["wait for k2"]
+    assert execution.parent_span_id == root.span_id
+    assert compiled.parent_span_id == wait.parent_span_id == execution.span_id
+    assert [link.span_id for link in wait.links] == [compiled.span_id]
+    assert execution.start_time_unix_nano <= wait.start_time_unix_nano
+    assert wait.end_time_unix_nano <= execution.end_time_unix_nano
+    assert len({span.trace_id for span in spans.values()}) == 1
+
+
+def test_otlp_to_nobody_fails(log: Path) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    environ = os.environ | {"OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
+    done = tool("export", "--format", "otlp", "--to", "http://127.0.0.1:9/x", log, env=environ)
+    assert done.returncode == 1
+    assert "0 spans sent" in done.stdout
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
+    pytest.importorskip("prometheus_client")
+    from hrxmp.aggregator.metrics import Metrics
+
+    there = {
+        sample.name for family in Metrics().registry.collect() for sample in family.samples
+    } | {f"hrxmp_{name}_total" for name in ("executions", "requests", "compiles", "guarded")}
+    text = (ROOT / "deploy" / "grafana-dashboard.json").read_text()
+    asked = set(re.findall(r"hrxmp_[a-z_]+", text))
+    assert asked <= there
+    assert len(json.loads(text)["panels"]) == 12

@@ -32,6 +32,7 @@ from hrxmp.trace import Tracer
 ZEROS = dict.fromkeys(
     ("disk_hits", "memory_hits", "driver_compiles", "failures", "dur_ns", "program"), 0
 )
+PATIENCE_S = 150.0
 COUNTS = ("requests", "compiles", "joins", "waits", "wait_ns")
 
 
@@ -103,7 +104,7 @@ def pair(endpoint: str, run: str, descriptor: str, executions: str) -> int:
     count = int(executions)
     totals = {"requests": count, "waits": count, "wait_ns": 5 * count}
     tracer.emit(RunEnd, status="ok", executions=count, totals=totals)
-    return 0 if tracer.close(20.0) else 1
+    return 0 if tracer.close(PATIENCE_S) else 1
 
 
 def pool(endpoint: str, run: str, descriptor: str, log_bytes: str) -> int:
@@ -113,7 +114,7 @@ def pool(endpoint: str, run: str, descriptor: str, log_bytes: str) -> int:
     while serve(tracer, peer, "w" * int(log_bytes)):
         for _ in range(3):
             tracer.emit(Annotation, label="x" * 200)
-    finished = tracer.close(20.0)
+    finished = tracer.close(PATIENCE_S)
     peer.close()
     return 0 if finished else 1
 
@@ -131,7 +132,7 @@ def stream(endpoint: str, run: str, source: str, count: str) -> int:
         thread.start()
     for thread in threads:
         thread.join()
-    return 0 if tracer.close(30.0) else 1
+    return 0 if tracer.close(PATIENCE_S) else 1
 
 
 def die(endpoint: str) -> int:
