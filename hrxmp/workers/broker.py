@@ -261,8 +261,10 @@ class Broker:
     # -- inside: scheduling -------------------------------------------------------------------
 
     def _schedule(self, now: int) -> list[Action]:
-        queued = [] if self._draining else self.book.queued()
         idle = [w for w in self.workers.values() if w.state == "idle"]
+        if self._draining or not (idle or self._has_room()):
+            return self._take()  # usual under load: nothing to look through the queue for
+        queued = self.book.queued()
         for worker in sorted(idle, key=lambda worker: not worker.device):
             mine = [job for job in queued if self._may_take(worker, job.body.device)]
             if mine:
@@ -287,7 +289,8 @@ class Broker:
     def _rank(self, job: Job) -> tuple[bool, int, int, int]:
         """Who goes first: urgent ones, then the run that was served longest ago, then second
         attempts, then the oldest."""
-        served = min((self._served.get(run, 0) for run in job.runs), default=0)
+        runs = (request.client[0] for request in job.requests.values())
+        served = min((self._served.get(run, 0) for run in runs), default=0)
         return not job.urgent, served, -job.attempt, job.job_id
 
     def _assign(self, worker: Worker, job: Job, now: int) -> None:
@@ -320,6 +323,12 @@ class Broker:
         name = f"worker-{self._last_worker}"
         self.workers[name] = Worker(name, device, now)
         self._emit(Spawn(worker=name, device=device, reason=reason))
+
+    def _has_room(self) -> bool:
+        """Whether a worker could be started, if need be in the place of another."""
+        working = [w for w in self.workers.values() if w.state != "leaving"]
+        unwanted = any(w.job is not None and not w.job.requests for w in working)
+        return unwanted or len(working) < self.limits.workers
 
     def _room_for(self, device: str, now: int) -> bool:
         working = [w for w in self.workers.values() if w.state != "leaving"]
