@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -253,20 +252,35 @@ def test_rotation_forgets_the_oldest(tmp_path: Path) -> None:
     assert [gzip.decompress(one.read_bytes())[:6] for one in old] == [b"line 3", b"line 4"]
 
 
-def test_metrics(tmp_path: Path) -> None:
-    pytest.importorskip("prometheus_client")
+def fetched(where: str) -> str:
+    """The metrics at a port or a path."""
+    family = socket.AF_UNIX if "/" in where else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as client:
+        client.connect(where if "/" in where else ("127.0.0.1", int(where)))
+        client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        with client.makefile("rb") as answer:
+            return answer.read().decode()
+
+
+def free_port() -> str:
+    """A port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        return str(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("kind", ["port", "path"])
+def test_metrics(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("prometheus_client")
+    where = free_port() if kind == "port" else str(tmp_path / "metrics")
     endpoint = f"ipc://{tmp_path}/trace"
     null = os.open(os.devnull, os.O_WRONLY)
-    with aggregator(endpoint, null, "--metrics", str(port)):
+    with aggregator(endpoint, null, "--metrics", where):
         assert ends(start_pair(endpoint, "r1", 5, 10)) == [0, 0]
         deadline = time.monotonic() + 5
         text = ""
-        while "hrxmp_runs_ended_total" not in text and time.monotonic() < deadline:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-                text = answer.read().decode()
+        while "hrxmp_runs_ended_total{" not in text and time.monotonic() < deadline:
+            text = fetched(where)
     os.close(null)
     assert 'hrxmp_executions_total{outcome="ok"} 5.0' in text
     assert 'hrxmp_requests_total{via="compile"} 5.0' in text
