@@ -1,166 +1,17 @@
-// Causal attention of one query head of one row a work-group, over the cache in tiles of TILE rows.
-//
-// With ROPE (one row only) q and k are rotated here, k and v are stored in the caches, and a group
-// takes the newest row from its own copies: no other group's store has to be seen. Eight lanes share
-// a cache row for its score; then each item adds up four elements of every SLICES-th row of v.
+// Causal attention, one query head of one row a work-group.
 
-#include "nv_form.h"
-#include "cache.h"
-#include "rope.h"
-
-#define TILE 1024
-#define SCORE_LANES 8
-#define QUADS (HEAD_DIM / 4)
-#define SLICES (LX / QUADS)
-
-#if HALF_CACHE
-#define cache_load4(index, p) vload_half4(0, (p) + (index))
-#else
-#define cache_load4(index, p) vload4(0, (p) + (index))
-#endif
-
-// A value as the cache will have it.
-inline float as_cached(float value) {
-#if HALF_CACHE
-    ushort stored;  // `half` itself is no type of every compiler
-    cache_store(value, 0, (half *)&stored);
-    return cache_load(0, (half *)&stored);
-#else
-    return value;
-#endif
-}
-
-typedef struct {
-    global const cached *k, *v;  // of this head's first row
-    int rows, newest;            // rows to see; the row that lies in `fresh`, or -1
-    local const float *query, *fresh;
-} Seen;
-
-// One head of q or k, rotated, into local memory.
-inline void rotate_head(global const float *x, int position, float freq_base, float freq_scale,
-                        global const float *factors, local float *y) {
-    for (int i = get_local_id(0); i < HEAD_DIM; i += LX)
-        y[i] = x[i];
-    barrier(CLK_LOCAL_MEM_FENCE);
-    int i = get_local_id(0);
-    if (i < PAIRS) {
-        float angle = angle_of(i, position, freq_base, freq_scale, factors);
-        float c = cos(angle), s = sin(angle), a = y[FIRST_OF(i)], b = y[SECOND_OF(i)];
-        y[FIRST_OF(i)] = a * c - b * s;
-        y[SECOND_OF(i)] = a * s + b * c;
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-}
-
-// Scores of rows start..start + count - 1; every item gets the highest.
-inline float score_tile(Seen seen, int start, int count, local float *scores,
-                        local float *scratch) {
-    int lane = get_local_id(0) % SCORE_LANES, row = get_local_id(0) / SCORE_LANES;
-    float top = -INFINITY;
-    for (int pass = 0; pass < count; pass += LX / SCORE_LANES) {
-        int at = pass + row;
-        float score = 0.0f;
-        if (at < count && start + at == seen.newest) {
-            for (int i = lane * 4; i < HEAD_DIM; i += SCORE_LANES * 4)
-                score += dot(vload4(0, seen.query + i), vload4(0, seen.fresh + i));
-        } else if (at < count) {
-            global const cached *k = seen.k + (size_t)(start + at) * KV_WIDTH;
-            for (int i = lane * 4; i < HEAD_DIM; i += SCORE_LANES * 4)
-                score += dot(vload4(0, seen.query + i), cache_load4(i, k));
-        }
-        for (int mask = 1; mask < SCORE_LANES; mask *= 2)
-            score += lane_xor(score, mask, scratch);
-        if (at < count) {
-            top = fmax(top, score);
-            if (lane == 0)
-                scores[at] = score;
-        }
-    }
-    return group_top(top, scratch);
-}
-
-// sum += weights times rows of v, this item's four elements of its slice.
-inline float4 add_tile(Seen seen, int start, int count, local const float *scores, float4 sum) {
-    int quad = get_local_id(0) % QUADS * 4, slice = get_local_id(0) / QUADS;
-    for (int pass = 0; pass < count; pass += SLICES) {
-        int at = pass + slice;
-        if (slice < SLICES && at < count) {
-            bool fresh = start + at == seen.newest;
-            global const cached *v = seen.v + (size_t)(start + at) * KV_WIDTH;
-            float4 value = fresh ? vload4(0, seen.fresh + HEAD_DIM + quad) : cache_load4(quad, v);
-            sum += scores[at] * value;
-        }
-    }
-    return sum;
-}
-
-inline void attend(Seen seen, local float *scores, local float4 *sums, local float *scratch,
-                   global float *y) {
-    int item = get_local_id(0);
-    float top = -INFINITY, total = 0.0f;
-    float4 sum = 0.0f;
-    for (int start = 0; start < seen.rows; start += TILE) {
-        int count = min(TILE, seen.rows - start);
-        float next = fmax(top, score_tile(seen, start, count, scores, scratch));
-        float keep = top == -INFINITY ? 0.0f : exp(top - next), part = 0.0f;
-        for (int pass = 0; pass < count; pass += LX) {
-            if (pass + item < count) {
-                float weight = exp(scores[pass + item] - next);
-                scores[pass + item] = weight;
-                part += weight;
-            }
-        }
-        total = total * keep + group_total(part, scratch);
-        sum = add_tile(seen, start, count, scores, sum * keep);
-        top = next;
-        barrier(CLK_LOCAL_MEM_FENCE);
-    }
-    sums[item] = sum;
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (item < HEAD_DIM) {
-        float value = 0.0f;
-        for (int slice = 0; slice < SLICES; slice++)
-            value += ((local const float *)(sums + slice * QUADS))[item];
-        y[item] = total > 0.0f ? value / total : 0.0f;
-    }
-}
+#include "nv_attention.h"
 
 KERNEL nv_attend(int m, int capacity, int q_stride, int q_offset, int y_stride, int y_offset,
                  float scale, float freq_base, float freq_scale, global const float *q,
                  global const int *positions, global const float *factors, global cached *k_cache,
                  global cached *v_cache, global float *y) {
-    local float query[HEAD_DIM], fresh[2 * HEAD_DIM], scores[TILE], scratch[LX];
-    local float4 sums[LX];
-    int head = get_group_id(0), token = get_group_id(1), item = get_local_id(0);
+    local Attending own;
+    local float scratch[LX];
+    int head = get_group_id(0), token = get_group_id(1);
     if (token >= m)
         return;
-    int position = positions[token], kv_head = head / SHARED, newest = -1;
-    q += q_offset + token * q_stride;
-#if ROPE
-    rotate_head(q + head * HEAD_DIM, position, freq_base, freq_scale, factors, query);
-    global const float *keys = q + HEADS * HEAD_DIM + kv_head * HEAD_DIM;
-    rotate_head(keys, position, freq_base, freq_scale, factors, fresh);
-    if (item < HEAD_DIM) {
-        fresh[item] = as_cached(fresh[item]);
-        fresh[HEAD_DIM + item] = as_cached(keys[KV_WIDTH + item]);
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    bool inside = position >= 0 && position < capacity;
-    newest = position;
-    if (inside && item < HEAD_DIM && head % SHARED == 0) {
-        size_t at = (size_t)position * KV_WIDTH + kv_head * HEAD_DIM + item;
-        cache_store(fresh[item], at, k_cache);
-        cache_store(fresh[HEAD_DIM + item], at, v_cache);
-    }
-#else
-    if (item < HEAD_DIM)
-        query[item] = q[head * HEAD_DIM + item];
-    barrier(CLK_LOCAL_MEM_FENCE);
-#endif
-    if (item < HEAD_DIM)
-        query[item] *= scale;
-    barrier(CLK_LOCAL_MEM_FENCE);
-    Seen seen = {k_cache + kv_head * HEAD_DIM, v_cache + kv_head * HEAD_DIM,
-                 min(position + 1, capacity), newest, query, fresh};
-    attend(seen, scores, sums, scratch, y + y_offset + token * y_stride + head * HEAD_DIM);
+    attend_head(head, positions[token], capacity, scale, freq_base, freq_scale,
+                q + q_offset + token * q_stride, factors, k_cache, v_cache,
+                y + y_offset + token * y_stride, &own, scratch);
 }

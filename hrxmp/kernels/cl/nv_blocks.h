@@ -30,7 +30,7 @@ typedef struct {
 #define PAD16(bytes) (((bytes) + 15) / 16 * 16)
 
 // Bytes of a row of k elements.
-inline int row_bytes(int format, int k) {
+INLINE int row_bytes(int format, int k) {
     int n = k / 32, super = k / 256;
     switch (format) {
     case FORMAT_f32: return k * 4;
@@ -47,7 +47,7 @@ inline int row_bytes(int format, int k) {
 }
 
 // Where a chunk's two runs of 16 elements begin.
-inline int low_run(int format, int chunk) {
+INLINE int low_run(int format, int chunk) {
     if (format == FORMAT_q6_k)
         return chunk / 4 * 128 + chunk % 4 * 16;
     if (format == FORMAT_q4_k || format == FORMAT_q5_k)
@@ -55,29 +55,29 @@ inline int low_run(int format, int chunk) {
     return chunk * 32;
 }
 
-inline int high_run(int format, int chunk) {
+INLINE int high_run(int format, int chunk) {
     int apart = format == FORMAT_q6_k ? 64 : format == FORMAT_q4_k || format == FORMAT_q5_k ? 32 : 16;
     return low_run(format, chunk) + apart;
 }
 
-inline float half_at(global const uchar *p) { return vload_half(0, (global const half *)p); }
+INLINE float half_at(global const uchar *p) { return vload_half(0, (global const half *)p); }
 
 // Bit i of `bits` becomes bit 4 of byte i.
-inline uint spread_bits(uint bits) { return ((bits & 15u) * 0x00204081u & 0x01010101u) << 4; }
+INLINE uint spread_bits(uint bits) { return ((bits & 15u) * 0x00204081u & 0x01010101u) << 4; }
 
-inline uint4 spread_bits16(uint bits) {
+INLINE uint4 spread_bits16(uint bits) {
     return (uint4)(spread_bits(bits), spread_bits(bits >> 4), spread_bits(bits >> 8),
                    spread_bits(bits >> 12));
 }
 
-inline Chunk nibbles(uint4 quants) {
+INLINE Chunk nibbles(uint4 quants) {
     Chunk c;
     c.low = quants & 0x0f0f0f0fu;
     c.high = quants >> 4 & 0x0f0f0f0fu;
     return c;
 }
 
-inline Chunk chunk_q8_0(global const uchar *row, int chunk, int k) {
+INLINE Chunk chunk_q8_0(global const uchar *row, int chunk, int k) {
     Chunk c;
     c.low = load_stream(row + chunk * 32);
     c.high = load_stream(row + chunk * 32 + 16);
@@ -87,7 +87,7 @@ inline Chunk chunk_q8_0(global const uchar *row, int chunk, int k) {
 }
 
 // Q4_0, Q4_1, Q5_0, Q5_1.
-inline Chunk chunk_plain(int format, global const uchar *row, int chunk, int k) {
+INLINE Chunk chunk_plain(int format, global const uchar *row, int chunk, int k) {
     int n = k / 32;
     bool five = format == FORMAT_q5_0 || format == FORMAT_q5_1;
     Chunk c = nibbles(load_stream(row + chunk * 16));
@@ -112,7 +112,7 @@ inline Chunk chunk_plain(int format, global const uchar *row, int chunk, int k) 
 }
 
 // Scales and minima of Q4_K and Q5_K: 6 bits each, of the sub-blocks 2 * pair and 2 * pair + 1.
-inline void k_scales(Chunk *c, uint4 head, int pair) {
+INLINE void k_scales(Chunk *c, uint4 head, int pair) {
     int shift = pair % 2 * 16;
     uint scales, minima;
     if (pair < 2) {
@@ -129,14 +129,14 @@ inline void k_scales(Chunk *c, uint4 head, int pair) {
     c->add_high = -super.y * (float)(minima >> 8);
 }
 
-inline Chunk chunk_q4_k(global const uchar *row, int chunk) {
+INLINE Chunk chunk_q4_k(global const uchar *row, int chunk) {
     global const uchar *block = row + chunk / 8 * 144;
     Chunk c = nibbles(load_stream(block + 16 + chunk % 8 * 16));
     k_scales(&c, load_shared(block), chunk % 8 / 2);
     return c;
 }
 
-inline Chunk chunk_q5_k(global const uchar *row, int chunk) {
+INLINE Chunk chunk_q5_k(global const uchar *row, int chunk) {
     global const uchar *block = row + chunk / 8 * 176;
     int pair = chunk % 8 / 2;
     Chunk c = nibbles(load_stream(block + 48 + chunk % 8 * 16));
@@ -147,7 +147,7 @@ inline Chunk chunk_q5_k(global const uchar *row, int chunk) {
     return c;
 }
 
-inline Chunk chunk_q6_k(global const uchar *row, int chunk, int k) {
+INLINE Chunk chunk_q6_k(global const uchar *row, int chunk, int k) {
     global const uchar *bits_at = row + k / 2, *scales = bits_at + k / 4, *supers = scales + k / 16;
     int low = low_run(FORMAT_q6_k, chunk);
     Chunk c = nibbles(load_stream(row + chunk * 16));
@@ -163,7 +163,7 @@ inline Chunk chunk_q6_k(global const uchar *row, int chunk, int k) {
 }
 
 // Chunk `chunk` of a row of k elements; `format` is known to the compiler.
-inline Chunk chunk_of(int format, global const uchar *row, int chunk, int k) {
+INLINE Chunk chunk_of(int format, global const uchar *row, int chunk, int k) {
     switch (format) {
     case FORMAT_q8_0: return chunk_q8_0(row, chunk, k);
     case FORMAT_q4_k: return chunk_q4_k(row, chunk);
@@ -171,5 +171,22 @@ inline Chunk chunk_of(int format, global const uchar *row, int chunk, int k) {
     case FORMAT_q6_k: return chunk_q6_k(row, chunk, k);
     default: return chunk_plain(format, row, chunk, k);
     }
+}
+
+INLINE void store_run(uint4 quants, float scale, float add, global float *y) {
+    uint words[4] = {quants.x, quants.y, quants.z, quants.w};
+    for (int i = 0; i < 4; i++)
+        vstore4(convert_float4(as_char4(words[i])) * scale + add, i, y);
+}
+
+// Chunk `chunk` of row `id` of a table; an id outside it gives NaNs instead of a fault.
+INLINE void get_chunk(int format, int k, int chunk, int id, int table_rows,
+                      global const uchar *table, global float *y) {
+    bool inside = id >= 0 && id < table_rows;
+    size_t at = inside ? (size_t)id * row_bytes(format, k) : 0;
+    Chunk c = chunk_of(format, table + at, chunk, k);
+    float good = inside ? 0.0f : NAN;
+    store_run(c.low, c.scale_low, c.add_low + good, y + low_run(format, chunk));
+    store_run(c.high, c.scale_high, c.add_high + good, y + high_run(format, chunk));
 }
 #endif

@@ -7,6 +7,9 @@
 #define NV_FORM_H
 #include "common.h"
 
+// Sizes come as arguments that are constants at the call: only inlining makes them constants inside.
+#define INLINE inline __attribute__((always_inline))
+
 #define FORM_plain 0
 #define FORM_ptx 1
 #define PTX JOIN(FORM_, FORM)
@@ -14,7 +17,7 @@
 #define WARPS (LX / WARP)
 
 // c plus the products of four signed bytes.
-inline int dot4(uint a, uint b, int c) {
+INLINE int dot4(uint a, uint b, int c) {
 #if PTX
     int sum;
     asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
@@ -26,7 +29,7 @@ inline int dot4(uint a, uint b, int c) {
 }
 
 // The value of the item whose number differs in the bits of `mask`, which is below 32.
-inline float lane_xor(float value, int mask, local float *scratch) {
+INLINE float lane_xor(float value, int mask, local float *scratch) {
 #if PTX
     float other;
     asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;"
@@ -42,14 +45,14 @@ inline float lane_xor(float value, int mask, local float *scratch) {
 #endif
 }
 
-inline float warp_sum(float value, local float *scratch) {
+INLINE float warp_sum(float value, local float *scratch) {
     for (int mask = WARP / 2; mask > 0; mask /= 2)
         value += lane_xor(value, mask, scratch);
     return value;
 }
 
 // The sum over a work-group, for every item. `scratch` may be used again at once.
-inline float group_total(float value, local float *scratch) {
+INLINE float group_total(float value, local float *scratch) {
     value = warp_sum(value, scratch);
     barrier(CLK_LOCAL_MEM_FENCE);
     if (get_local_id(0) % WARP == 0)
@@ -62,7 +65,7 @@ inline float group_total(float value, local float *scratch) {
     return total;
 }
 
-inline float group_top(float value, local float *scratch) {
+INLINE float group_top(float value, local float *scratch) {
     for (int mask = WARP / 2; mask > 0; mask /= 2)
         value = fmax(value, lane_xor(value, mask, scratch));
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -77,7 +80,7 @@ inline float group_top(float value, local float *scratch) {
 }
 
 // 16 bytes that are read once; aligned.
-inline uint4 load_stream(global const uchar *p) {
+INLINE uint4 load_stream(global const uchar *p) {
 #if PTX
     uint4 v;
     asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -90,7 +93,7 @@ inline uint4 load_stream(global const uchar *p) {
 }
 
 // 16 bytes that neighbouring lanes read too; aligned.
-inline uint4 load_shared(global const uchar *p) {
+INLINE uint4 load_shared(global const uchar *p) {
 #if PTX
     uint4 v;
     asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -103,14 +106,14 @@ inline uint4 load_shared(global const uchar *p) {
 }
 
 // Start to bring the line at p near; nothing waits for it.
-inline void prefetch_line(global const uchar *p) {
+INLINE void prefetch_line(global const uchar *p) {
 #if PTX
     asm volatile("prefetch.global.L2 [%0];" : : "l"((ulong)p));
 #endif
 }
 
 // Two halves in a dword.
-inline float2 halves_of(uint pair) {
+INLINE float2 halves_of(uint pair) {
 #if PTX
     float2 v;
     asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}"

@@ -18,11 +18,11 @@ typedef struct {
     float scale, sum;
 } Run;  // 16 elements of x
 
-inline uint bytes_of(int4 v) {
+INLINE uint bytes_of(int4 v) {
     return (v.x & 255) | (v.y & 255) << 8 | (v.z & 255) << 16 | (uint)v.w << 24;
 }
 
-inline Run run_at(local const uint *row, int element, int k) {
+INLINE Run run_at(local const uint *row, int element, int k) {
     local const float *scales = (local const float *)(row + k / 2), *sums = scales + k / 32;
     Run run;
     run.high = *(local const uint4 *)(row + element / 4);
@@ -32,7 +32,7 @@ inline Run run_at(local const uint *row, int element, int k) {
     return run;
 }
 
-inline float run_dot(uint4 weights, float scale, float add, Run x) {
+INLINE float run_dot(uint4 weights, float scale, float add, Run x) {
     int high = dot4(weights.x, x.high.x, dot4(weights.y, x.high.y, 0));
     int low = dot4(weights.x, x.low.x, dot4(weights.y, x.low.y, 0));
     high = dot4(weights.z, x.high.z, dot4(weights.w, x.high.w, high));
@@ -41,7 +41,7 @@ inline float run_dot(uint4 weights, float scale, float add, Run x) {
 }
 
 // Four neighbouring elements of one item become their part of the row; eight items make a block.
-inline void put_packed(local uint *row, float4 v, int element, int k, local float *scratch) {
+INLINE void put_packed(local uint *row, float4 v, int element, int k, local float *scratch) {
     float4 size = fabs(v);
     float top = fmax(fmax(size.x, size.y), fmax(size.z, size.w));
     for (int mask = 1; mask < 8; mask *= 2)
