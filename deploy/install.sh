@@ -15,13 +15,12 @@ put() { # put FILE TARGET: one file, with the programs' folder filled in
     mv "$2.part" "$2"
 }
 
-for unit in hrxmp.target hrxmp*.service; do
-    [ -d "$unit" ] || put "$unit" "$units/$unit"
+for unit in hrxmp.target hrxmp-*.socket hrxmp-*.service; do
+    put "$unit" "$units/$unit"
 done
 put hrxmp-.service.d/10-common.conf "$units/hrxmp-.service.d/10-common.conf"
 put hrxmp.sysusers "$root/usr/lib/sysusers.d/hrxmp.conf"
 put hrxmp.tmpfiles "$root/usr/lib/tmpfiles.d/hrxmp.conf"
-put hrxmp.logrotate "$root/etc/logrotate.d/hrxmp"
 settings=$root/etc/hrxmp/hrxmp.env
 if [ -e "$settings" ] && ! cmp -s hrxmp.env "$settings"; then settings=$settings.new; fi
 put hrxmp.env "$settings"
