@@ -222,8 +222,11 @@ def _amx(traits: DeviceTraits, product: Product) -> Launch | None:
     tokens = min(room // 16 * 16, _MAX_TOKENS)
     if tokens < 16 or traits.local_mem_bytes < _LOCAL_BYTES:
         return None
+    units = traits.compute_units
     chunks = -(-product.m // tokens)
-    shares = 1 if chunks >= 4 * traits.compute_units else traits.compute_units
+    # Each share of the rows splits the same tokens again, so few tokens make shares of rows.
+    shares = units if chunks < units else 1
+    chunks = -(-chunks // units) * units if chunks > 1 else 1
     return Launch(
         variant=Variant(
             definition="mul_mat_amx",

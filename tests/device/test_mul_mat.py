@@ -109,7 +109,7 @@ def test_formats_may_differ(device: Device, run: Runner, m: int) -> None:
         product(run, device, [weights[0], make_weight(device, rng, DType.F32, 16, 512)], x)
 
 
-@pytest.mark.parametrize("m", [1, 100, 197])
+@pytest.mark.parametrize("m", [1, 64, 100, 197])
 def test_swiglu(device: Device, run: Runner, m: int) -> None:
     rng = np.random.default_rng(m)
     gate, up = (make_weight(device, rng, DType.Q4_1, 176, 576) for _ in range(2))

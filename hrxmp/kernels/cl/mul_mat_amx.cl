@@ -172,7 +172,9 @@ kernel void mul_mat_amx(int m, int x_stride, int x_offset, int r_stride, int r_o
     local Sums scratch[AHEAD + 1];
     local Shape shape;
     local float16 result[16], gate[SWIGLU ? TOKENS : 1];
-    int first = get_group_id(1) * TOKENS, tokens = min(m - first, TOKENS);
+    // Tiles of rows are shared out evenly; no share is larger than TOKENS.
+    int all = (m + 15) / 16, chunk = get_group_id(1), chunks = get_num_groups(1);
+    int first = all * chunk / chunks * 16, tokens = min(all * (chunk + 1) / chunks * 16, m) - first;
     if (tokens <= 0)
         return;
     int part = get_group_id(0), parts = get_num_groups(0);
