@@ -13,9 +13,9 @@ import pytest
 
 from hrxmp import lifecycle, supervise
 from hrxmp.errors import ChildError
+from hrxmp.scratch import ScratchFolder, remove_abandoned
 from hrxmp.supervise import Child, Exit, Restarter
 from hrxmp.workers.capacity import usable_cores
-from hrxmp.scratch import ScratchFolder, remove_abandoned
 
 pytestmark = pytest.mark.timeout(30)
 
