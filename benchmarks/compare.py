@@ -114,11 +114,12 @@ def path_of(model: str) -> Path:
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """The table with machine, date and command."""
-    cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                if line.startswith("model name")), platform.machine())  # fmt: skip
+    facts = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":")[1].strip() for line in facts if line.startswith("model name")]
+    cpu = names[0] if names else platform.machine()
     lines = [
-        f"{datetime.now(UTC):%Y-%m-%d}, {cpu}, {os.cpu_count()} threads each; tokens a second, medians; "
-        "the ratio is the median of the rounds' ratios (lowest to highest).",
+        f"{datetime.now(UTC):%Y-%m-%d}, {cpu}, {os.cpu_count()} threads each; tokens a second, "
+        "medians; the ratio is the median of the rounds' ratios (lowest to highest).",
         "",
         "| model | test | hrxmp | llama.cpp | ratio |",
         "| --- | --- | ---: | ---: | --- |",

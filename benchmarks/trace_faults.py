@@ -1,4 +1,3 @@
-
 """The trace under long abuse: kills of the aggregator, a stopped reader, many sources.
 
     python benchmarks/trace_faults.py [--kills 100] [--sources 40]

@@ -1,4 +1,3 @@
-
 """The ordering contract at length: many simulated worlds with faults, and controls without rules.
 
     python benchmarks/trace_order.py [--records N] [--seed FIRST]

@@ -208,7 +208,7 @@ def _tree(root: type[HrxmpError]) -> dict[str, type[HrxmpError]]:
 
 
 def from_info(info: ErrorInfo, *, kernel: str = "", key: str = "", log: str = "") -> HrxmpError:
-    """Rebuild a received error. An unknown code becomes the root class with the code in its text."""
+    """Rebuild a received error. An unknown code becomes the root class, the code in its text."""
     cls = _tree(HrxmpError).get(info.code)
     if cls is None:
         return HrxmpError(f"[{info.code}] {info.message}", remedy=info.remedy)

@@ -246,7 +246,8 @@ class Graph:
             raise GraphError(f"set_rows: {rows.describe()} does not fit {cache.describe()}")
         return Tensor(
             self, "set_rows", cache.dtype, cache.shape, sources=(cache, rows, ids),
-            strides=cache.strides, offset=cache.offset, storage=cache.storage, base=cache, name=name,
+            strides=cache.strides, offset=cache.offset, storage=cache.storage, base=cache,
+            name=name,
         )  # fmt: skip
 
     def rope(

@@ -323,13 +323,7 @@ class Lines(Body, frozen=True, kw_only=True, tag="lines"):
 
 Common = Heartbeat | Goodbye
 ToPool = (
-    Hello
-    | Common
-    | CompileRequest
-    | CompileUrgent
-    | CompileCancel
-    | CompileNoted
-    | StatusRequest
+    Hello | Common | CompileRequest | CompileUrgent | CompileCancel | CompileNoted | StatusRequest
 )
 FromPool = (
     Welcome

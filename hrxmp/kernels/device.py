@@ -251,7 +251,11 @@ def _traits(info: DeviceInfo, handle: cl.Device) -> DeviceTraits:
         fp16="cl_khr_fp16" in extensions,
         subgroups=bool(extensions & {"cl_khr_subgroups", "cl_intel_subgroups"}),
         # Intel's CPU runtime lists the extension on any processor, and then takes it apart.
-        dot_product=x86.has_byte_dot() if form == "intel-cpu" else "cl_khr_integer_dot_product" in extensions,
+        dot_product=(
+            x86.has_byte_dot()
+            if form == "intel-cpu"
+            else "cl_khr_integer_dot_product" in extensions
+        ),
         byte_tiles=form == "intel-cpu" and x86.has_byte_tiles(),
         max_work_group=handle.max_work_group_size,
     )

@@ -81,9 +81,8 @@ def nearest(
     wanted: KeyComponents, known: list[KeyComponents]
 ) -> tuple[KeyComponents, tuple[Difference, ...]] | None:
     """The known key of the same entry point with the fewest differences, or None."""
-    candidates = [
-        (item, differences(item, wanted)) for item in known if item.entry_point == wanted.entry_point
-    ]
+    alike = [item for item in known if item.entry_point == wanted.entry_point]
+    candidates = [(item, differences(item, wanted)) for item in alike]
     return min(candidates, key=lambda pair: len(pair[1]), default=None)
 
 

@@ -173,7 +173,9 @@ def test_programs_of_many_lengths_share_the_arena(executor: Executor) -> None:
 
 def test_out_of_memory_names_what_took_it(executor: Executor) -> None:
     kept = executor.upload(array(1 << 20), "blk.0.attn_q.weight")
-    with pytest.raises(DeviceMemoryError, match=r"cache_k.0: .* could not be allocated on .*weight"):
+    with pytest.raises(
+        DeviceMemoryError, match=r"cache_k.0: .* could not be allocated on .*weight"
+    ):
         executor.storage(1 << 62, "cache_k.0")
     assert isinstance(kept, Storage)
 

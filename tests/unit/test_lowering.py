@@ -33,7 +33,7 @@ def weight(graph: Graph, name: str, n: int, k: int, dtype: DType = DType.Q8_0) -
 
 
 def layer(m: int) -> Graph:
-    """One transformer layer: 4 heads over 2 KV heads of 32, width 128, as models/llama builds it."""
+    """One layer, 4 heads over 2 KV heads of 32, width 128, as models/llama builds it."""
     graph = Graph(uid=m)
     x = graph.input("x", (m, 128))
     positions = graph.input("positions", (m,), DType.I32)
