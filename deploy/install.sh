@@ -21,6 +21,8 @@ done
 put hrxmp-.service.d/10-common.conf "$units/hrxmp-.service.d/10-common.conf"
 put hrxmp.sysusers "$root/usr/lib/sysusers.d/hrxmp.conf"
 put hrxmp.tmpfiles "$root/usr/lib/tmpfiles.d/hrxmp.conf"
+put grafana-dashboard.json "$root/usr/share/hrxmp/grafana-dashboard.json"
+put alerts.yml "$root/usr/share/hrxmp/alerts.yml"
 settings=$root/etc/hrxmp/hrxmp.env
 if [ -e "$settings" ] && ! cmp -s hrxmp.env "$settings"; then settings=$settings.new; fi
 put hrxmp.env "$settings"

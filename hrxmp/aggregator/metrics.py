@@ -43,6 +43,7 @@ from hrxmp.records import (
 
 QUEUED_BYTES = 8 << 20
 SECONDS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
+OUTCOMES = ("ok", "rejected", "crash", "timeout", "memory", "setup", "cancelled", "lost")
 Counted = (
     CompileEnd | CompileRequested | GraphEnd | Guard | Lost | RunBegin | RunEnd | WaitEnd
 )  # fmt: skip
@@ -165,13 +166,17 @@ class Metrics:
 
     def _make(self) -> None:
         self.runs = self._counter("runs", "Runs that began")
-        self.runs_ended = self._counter("runs_ended", "Runs that ended", "status")
-        self.executions = self._counter("executions", "Graph executions", "outcome")
-        self.requests = self._counter("requests", "Kernels asked for", "via")
+        self.runs_ended = self._counter("runs_ended", "Runs that ended", status=("ok", "failed"))
+        self.executions = self._counter(
+            "executions", "Graph executions", outcome=("ok", "failed", "lost")
+        )
+        self.requests = self._counter(
+            "requests", "Kernels asked for", via=("compile", "in_flight", "disk", "quarantine")
+        )
         self.memory_hits = self._counter("memory_hits", "Kernels found in memory")
         self.driver_compiles = self._counter("driver_compiles", "Compiles of drivers at load")
-        self.compiles = self._counter("compiles", "Compiles that ended", "outcome")
-        self.guarded = self._counter("guarded", "Compiles after warm-up", "action")
+        self.compiles = self._counter("compiles", "Compiles that ended", outcome=OUTCOMES)
+        self.guarded = self._counter("guarded", "Compiles after warm-up", action=("warn", "error"))
         self.lost = self._counter("lost_records", "Records said to be lost")
         self.skipped = self._counter("skipped_records", "Records that these metrics skipped")
         self.compile_seconds = self._histogram("compile_seconds", "Compiler and finishing time")
@@ -189,8 +194,13 @@ class Metrics:
             lambda s: int(bool(s.totals["output_refused"] or s.totals["output_gone"])),
         )
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"hrxmp_{name}", text, labels, registry=self.registry)
+    def _counter(self, name: str, text: str, **label: tuple[str, ...]) -> Counter:
+        """A counter with at most one label, whose known values start at 0: a rate needs that."""
+        counter = Counter(f"hrxmp_{name}", text, label, registry=self.registry)
+        for values in label.values():
+            for value in values:
+                counter.labels(value)
+        return counter
 
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(f"hrxmp_{name}", text, buckets=SECONDS, registry=self.registry)

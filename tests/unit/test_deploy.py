@@ -86,11 +86,21 @@ def test_no_placeholder_is_left(installed: Path) -> None:
         assert not path.is_file() or "@BINDIR@" not in path.read_text(), path
 
 
+def test_every_alert_is_about_a_metric_that_exists() -> None:
+    pytest.importorskip("prometheus_client")
+    from hrxmp.aggregator.metrics import Metrics
+
+    samples = {s.name for family in Metrics().registry.collect() for s in family.samples}
+    rules = re.findall(r"expr: (.*)", (DEPLOY / "alerts.yml").read_text())
+    named = {name for rule in rules for name in re.findall(r"hrxmp_\w+", rule)}
+    assert len(rules) == 6 and named <= samples
+
+
 @needs_systemd
 def test_systemd_accepts_every_unit(installed: Path) -> None:
     units = installed / "usr/lib/systemd/system"
     names = sorted(str(path) for path in units.iterdir() if path.is_file())
-    assert len(names) == 7
+    assert len(names) == 8
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *names],
         capture_output=True,
