@@ -96,6 +96,22 @@ def test_every_alert_is_about_a_metric_that_exists() -> None:
     assert len(rules) == 6 and named <= samples
 
 
+def test_the_page_names_only_what_there_is() -> None:
+    text = (ROOT / "docs" / "deploy.md").read_text()
+    units = set(re.findall(r"hrxmp[-a-z]*@?\.(?:service|socket|target)", text))
+    assert units and all((DEPLOY / unit).exists() for unit in units)
+    known = {variable(field) for field, _kind, _help in describe()}
+    assert set(re.findall(r"\bHRXMP_[A-Z_]+", text)) <= known
+    rules = (DEPLOY / "alerts.yml").read_text()
+    assert all(f"alert: {name}" in rules for name in re.findall(r"`(Hrxmp\w+)`", text))
+    help_ = subprocess.run(
+        [sys.executable, "-m", "hrxmp", "aggregator", "--help"],
+        cwd=ROOT, capture_output=True, text=True, timeout=30, check=True,
+    ).stdout  # fmt: skip
+    for options in re.findall(r"OPTIONS='([^']+)'", text):
+        assert all(word in help_ for word in options.split() if word.startswith("--"))
+
+
 @needs_systemd
 def test_systemd_accepts_every_unit(installed: Path) -> None:
     units = installed / "usr/lib/systemd/system"
