@@ -54,6 +54,7 @@ def test_limits_are_counted_exactly(tmp_path: Path) -> None:
             time.sleep(0)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     with aggregator(endpoint, descriptor):
+        assert source.flush(15.0)
         assert source.close(15.0)
     os.close(descriptor)
     trace = read_file(path)

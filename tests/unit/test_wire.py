@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -174,32 +173,3 @@ def test_a_file_in_the_way_is_not_replaced(tmp_path: Path) -> None:
         wire.router(context, f"ipc://{tmp_path}/file").close()
     assert (tmp_path / "file").read_text() == "precious"
     context.destroy(0)
-
-
-def test_curve_keys_let_in_who_has_them(tmp_path: Path) -> None:
-    """A tcp link with keys works, and a client without them is not heard."""
-    zmq.auth.create_certificates(tmp_path, "server")
-    zmq.auth.create_certificates(tmp_path, "client")
-    context = wire.context()
-    socket = wire.router(context, "tcp://127.0.0.1:*", str(tmp_path))
-    endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-    router = wire.Link[ToAggregator](
-        socket, ToAggregator, new_identity("r", "aggregator"), HybridLogicalClock()
-    )
-    stranger = context.socket(zmq.DEALER)
-    stranger.connect(endpoint)
-    stranger.send_multipart([envelope(source="stranger"), GOOD_BODY])
-    dealer = wire.Link[FromAggregator](
-        wire.dealer(context, endpoint, str(tmp_path)), FromAggregator,
-        new_identity("r", "executor"), HybridLogicalClock(),
-    )  # fmt: skip
-    assert dealer.send(Heartbeat(state="idle"))
-    assert router.poll(3000)
-    message = router.receive()
-    assert message is not None
-    assert message.envelope.source == "executor"
-    assert router.receive() is None
-    for one in (router, dealer):
-        one.close()
-    stranger.close(0)
-    context.term()
