@@ -214,5 +214,6 @@ _TOOLS = {
     "devices": "hrxmp.workloads.devices",
     "store": "hrxmp.workloads.store",
     "keygen": "hrxmp.workloads.keygen",
+    "status": "hrxmp.workloads.status",
 }
 """Commands that need no executor."""

@@ -230,6 +230,8 @@ class StatusReply(Body, frozen=True, kw_only=True, tag="status_reply"):
     workers: tuple[StatusWorker, ...] = ()
     runs: tuple[str, ...] = ()
     totals: dict[str, int] = {}
+    by_run: dict[str, dict[str, int]] = {}
+    """The pool's totals of each run that it serves now."""
 
 
 # -- work link: pool <-> worker --------------------------------------------------------------

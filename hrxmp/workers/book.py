@@ -81,6 +81,7 @@ class Book:
     def __init__(self, job_ns: int) -> None:
         self.jobs: dict[str, Job] = {}
         self.totals = dict.fromkeys(_COUNTED, 0)
+        self.by_run: dict[str, dict[str, int]] = {}
         self.out: list[Action] = []
         self._open: dict[tuple[Client, int], tuple[Request, str]] = {}
         self._quarantine: dict[tuple[str, str], Failure] = {}
@@ -100,7 +101,7 @@ class Book:
             # Sent again after a reconnection: the acceptance may have been lost with the old one.
             self.out.append(Accept(request=request, via=self._open[request.ident][1]))
             return
-        self.totals["requests"] += 1
+        self._count("requests", {request.client[0]})
         job = self.jobs.get(request.body.key)
         refused = self._quarantine.get((request.client[0], request.body.key))
         if refused is not None:
@@ -146,6 +147,7 @@ class Book:
 
     def run_over(self, run_id: str) -> None:
         """The run has no executor any more: its quarantine ends with it."""
+        self.by_run.pop(run_id, None)
         for entry in [entry for entry in self._quarantine if entry[0] == run_id]:
             del self._quarantine[entry]
 
@@ -186,7 +188,7 @@ class Book:
         elif failure.outcome in _TRY_AGAIN and job.attempt < _ATTEMPTS:
             self._try_again(job, failure, now)
         else:
-            self.totals["failures"] += 1
+            self._count("failures", job.runs)
             if failure.outcome in _TRY_AGAIN:
                 self._quarantine |= {(run, job.body.key): failure for run in job.runs}
             self._answer(job, failure)
@@ -215,15 +217,21 @@ class Book:
 
     # -- inside -------------------------------------------------------------------------------
 
+    def _count(self, what: str, runs: set[str]) -> None:
+        """Count once in all, and once for each run that it is for."""
+        self.totals[what] += 1
+        for run in runs:
+            self.by_run.setdefault(run, dict.fromkeys(_COUNTED, 0))[what] += 1
+
     def _accept(self, request: Request, via: str, counted: str) -> None:
-        self.totals[counted] += 1
+        self._count(counted, {request.client[0]})
         self._open[request.ident] = request, via
         self.out.append(Accept(request=request, via=via))
 
     def _answer_at_once(
         self, request: Request, via: str, counted: str, outcome: Result | Failure
     ) -> None:
-        self.totals[counted] += 1
+        self._count(counted, {request.client[0]})
         self.out.append(Accept(request=request, via=via))
         self.out.append(Answer(request=request, worker="", attempt=0, outcome=outcome))
 
@@ -255,7 +263,7 @@ class Book:
             )
 
     def _try_again(self, job: Job, failure: Failure, now: int) -> None:
-        self.totals["retries"] += 1
+        self._count("retries", job.runs)
         job.attempt += 1
         job.worker, job.begun, job.queued_ns = "", False, now
         if failure.outcome == "timeout":

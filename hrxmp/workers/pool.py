@@ -371,6 +371,7 @@ class Pool:
             workers=tuple(self.crew.status(states)),
             runs=tuple(sorted({session.run_id for session in self._clients.values()})),
             totals=self._totals(),
+            by_run=self.broker.book.by_run,
         )
 
     def _totals(self) -> dict[str, int]:
