@@ -52,10 +52,14 @@ class Machine:
         self.process = process
         self.leader = 0
 
+    def inside(self, *command: str) -> list[str]:
+        """The command that runs `command` inside, as root."""
+        return ["nsenter", "--all", f"--target={self.leader}", "env", _LIBRARIES, *command]
+
     def shell(self, *command: str, check: bool = True, timeout_s: float = 60) -> str:
         """Run a command inside, as root; what it printed."""
         done = subprocess.run(
-            ["nsenter", "--all", f"--target={self.leader}", "env", _LIBRARIES, *command],
+            self.inside(*command),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             timeout=timeout_s,
         )  # fmt: skip

@@ -215,6 +215,42 @@ def test_a_restart_rotation_and_metrics_under_load(services: Machine) -> None:
     assert int(compiles) >= 8
 
 
+COLLECTOR = """
+import http.server, sys
+class Collector(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        sys.stdout.buffer.write(body)
+        sys.stdout.flush()
+    def log_message(self, *_):
+        pass
+http.server.HTTPServer(("127.0.0.1", 4318), Collector).serve_forever()
+"""
+
+
+@boots
+def test_the_live_trace_reaches_a_collector_as_spans(services: Machine) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    command = services.inside("/opt/hrxmp/bin/python", "-c", COLLECTOR)
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as collector:
+        try:
+            services.shell("systemctl", "start", "hrxmp-forward.service")
+            run = Run(services, "spans", 7500)
+            run.turns(3)
+            run.finish()
+            assert collector.stdout is not None
+            seen = b""
+            while not all(word in seen for word in (b"rms_norm", b"execution", b"wait")):
+                assert select.select([collector.stdout], [], [], TURN_S)[0]
+                seen += os.read(collector.stdout.fileno(), 65536)
+        finally:
+            collector.kill()
+    services.shell("systemctl", "stop", "hrxmp-forward.service")
+    assert services.show("hrxmp-forward.service", "Result") == "success"
+
+
 @boots
 def test_the_target_stops_in_order_and_the_trace_says_so(services: Machine) -> None:
     run = Run(services, "last", 9000)
