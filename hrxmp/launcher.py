@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     elif not Path(command[0]).is_file():
         known = ", ".join([*COMMANDS, *_TOOLS])
         raise UsageError(f"{command[0]!r} is neither a script nor one of {known}")
-    folder = ScratchFolder(_parent_folder(settings))
+    folder = ScratchFolder(parent_folder(settings))
     try:
         return Run(settings, command, folder.path).supervise()
     finally:
@@ -198,7 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _parent_folder(settings: Settings) -> Path:
+def parent_folder(settings: Settings) -> Path:
     """Where the run's private folder is made; socket paths must stay short."""
     parent = settings.runtime_dir or os.environ.get("XDG_RUNTIME_DIR", "")
     usable = bool(parent) and os.access(parent, os.W_OK | os.X_OK)

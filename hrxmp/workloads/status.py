@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ import zmq
 from hrxmp import wire
 from hrxmp.clock import HybridLogicalClock, mono_ns
 from hrxmp.identity import new_identity
-from hrxmp.messages import FromAggregator, FromPool, StatusReply, StatusRequest
-from hrxmp.scratch import parent_folder
+from hrxmp.launcher import parent_folder
+from hrxmp.messages import FromAggregator, FromPool, StatusJob, StatusReply, StatusRequest
 from hrxmp.settings import Settings
 
 _PATIENCE_NS = 1_000_000_000
@@ -79,7 +79,9 @@ def ask(services: list[tuple[str, Any]], curve_dir: str = "") -> list[Answer]:
 class _Question:
     """One socket with a request on its way."""
 
-    def __init__(self, context: wire.Context, endpoint: str, kind: Any, curve_dir: str) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, kind: Any, curve_dir: str
+    ) -> None:
         self.answer: Answer | None = None
         self.socket = wire.dealer(context, endpoint, curve_dir, immediate=True)
         self._endpoint = endpoint
@@ -138,17 +140,24 @@ def _service_row(answer: Answer) -> list[str]:
     if status is None:
         return [answer.endpoint, "", "", "", "", "", f"no answer in {answer.answer_ms:.0f} ms"]
     return [
-        status.role, str(status.pid), _seconds(status.uptime_ms), "\n".join(status.runs),
+        status.role, str(status.pid), _seconds(status.uptime_ms), "\n".join(_run_texts(status)),
         str(status.pending), _seconds(status.oldest_ms), f"{answer.answer_ms:.1f} ms",
     ]  # fmt: skip
+
+
+def _run_texts(status: StatusReply) -> Iterator[str]:
+    """Each run with what it has cost so far, as far as the service counts that."""
+    for run in status.runs:
+        counts = status.by_run.get(run, {})
+        said = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        yield f"{run}: {said}" if said else run
 
 
 def _job_rows(status: StatusReply | None) -> Iterator[list[str]]:
     """Compile jobs, the oldest first; who waits is named by run and execution."""
     if status is None:
         return
-    by_age: Callable[[Any], int] = lambda job: -job.age_ms  # noqa: E731
-    for job in sorted(status.jobs, key=by_age):
+    for job in sorted(status.jobs, key=_youth):
         waiters = [
             f"{run} execution {exec_id}" if exec_id is not None else f"{run} (prefetch)"
             for run, exec_id, _request in job.requests
@@ -157,6 +166,10 @@ def _job_rows(status: StatusReply | None) -> Iterator[list[str]]:
             job.kernel, job.key[:16], job.state, _seconds(job.age_ms), job.worker, job.phase,
             "\n".join(waiters),
         ]  # fmt: skip
+
+
+def _youth(job: StatusJob) -> int:
+    return -job.age_ms
 
 
 def _seconds(milliseconds: int) -> str:
