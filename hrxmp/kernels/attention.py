@@ -140,17 +140,10 @@ def rope_set_rows(
     factors f32 [n_dims / 2] with `factors`, k_cache and v_cache. A position outside the cache
     stores nothing. Raises UnsupportedError.
     """
-    heads = _Heads(
-        head_dim=head_dim,
-        n_heads=n_heads,
-        n_kv_heads=n_kv_heads,
-        kv_dtype=kv_dtype,
-        kv_capacity=kv_capacity,
-    )
+    heads = _heads(head_dim, n_heads, n_kv_heads, kv_dtype, kv_capacity)
     rope = _Rope(
         n_dims=n_dims, mode=mode, freq_base=freq_base, freq_scale=freq_scale, factors=factors
     )
-    _check(heads)
     width = heads.width + 2 * heads.kv_width
     lanes = 1 if traits.is_cpu else 32
     return Launch(
@@ -199,43 +192,31 @@ def flash_attn(
     Operands: q f32 [m, q_stride], k_cache, v_cache, positions i32 [m], y f32. Strides and offsets
     in elements. Raises UnsupportedError.
     """
-    heads = _Heads(
-        head_dim=head_dim,
-        n_heads=n_heads,
-        n_kv_heads=n_kv_heads,
-        kv_dtype=kv_dtype,
-        kv_capacity=kv_capacity,
-    )
-    _check(heads)
+    heads = _heads(head_dim, n_heads, n_kv_heads, kv_dtype, kv_capacity)
+    q = heads.width if q_stride is None else q_stride, q_offset
+    y = heads.width if y_stride is None else y_stride, y_offset
     if traits.form == "nvidia":
-        q = heads.width if q_stride is None else q_stride, q_offset
-        y = heads.width if y_stride is None else y_stride, y_offset
         return nvidia.attend(traits, _nvidia(heads, None, m, scale, q, y), heads.n_heads)
     if traits.is_cpu and m == 1:
         return _row(heads, None, scale, q_offset, y_offset)
+    return _rows(traits, heads, m, scale, (*q, *y))
+
+
+def _rows(
+    traits: DeviceTraits, heads: _Heads, m: int, scale: float, strides: tuple[int, ...]
+) -> Launch:
+    """Attention of many rows: tiles on CPU devices, else a work-group for each row and head."""
     tiled = traits.is_cpu and heads.head_dim % 64 == 0
     lanes = 1 if traits.is_cpu else 32
     tile: Params = (("TILE", _TILE), ("TOKENS", _TOKENS)) if tiled else ()
+    operands = ("q", "k_cache", "v_cache", "positions", "y")
     return Launch(
         variant=Variant(
             definition="flash_attn_tile" if tiled else "flash_attn",
             params=(*heads.params(), *tile),
             local_size=(lanes, 1),
         ),
-        args=(
-            m,
-            heads.kv_capacity,
-            heads.width if q_stride is None else q_stride,
-            q_offset,
-            heads.width if y_stride is None else y_stride,
-            y_offset,
-            scale,
-            "q",
-            "k_cache",
-            "v_cache",
-            "positions",
-            "y",
-        ),
+        args=(m, heads.kv_capacity, *strides, scale, *operands),
         global_size=((heads.n_kv_heads, -(-m // _TOKENS)) if tiled else (heads.n_heads * lanes, m)),
         writes=("y",),
         flops=4 * m * heads.width * heads.kv_capacity,
@@ -266,17 +247,10 @@ def rope_flash_attn(
     Operands: qkv (m rows of q, k, v side by side from `offset`), positions, factors with
     `factors`, k_cache, v_cache, y [m, n_heads * head_dim]. Only where `fuses_rope`.
     """
-    heads = _Heads(
-        head_dim=head_dim,
-        n_heads=n_heads,
-        n_kv_heads=n_kv_heads,
-        kv_dtype=kv_dtype,
-        kv_capacity=kv_capacity,
-    )
+    heads = _heads(head_dim, n_heads, n_kv_heads, kv_dtype, kv_capacity)
     rope = _Rope(
         n_dims=n_dims, mode=mode, freq_base=freq_base, freq_scale=freq_scale, factors=factors
     )
-    _check(heads)
     if not fuses_rope(traits, m):
         raise UnsupportedError(f"rope and attention of {m} rows are not fused on this device")
     if traits.form == "nvidia":
@@ -340,7 +314,17 @@ def _row(heads: _Heads, rope: _Rope | None, scale: float, offset: int, y_offset:
     )
 
 
-def _check(heads: _Heads) -> None:
+def _heads(
+    head_dim: int, n_heads: int, n_kv_heads: int, kv_dtype: DType, kv_capacity: int
+) -> _Heads:
+    """Checked sizes. Raises UnsupportedError."""
+    heads = _Heads(
+        head_dim=head_dim,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        kv_dtype=kv_dtype,
+        kv_capacity=kv_capacity,
+    )
     if heads.kv_dtype not in (DType.F32, DType.F16):
         raise UnsupportedError(f"a cache of {heads.kv_dtype.label}; f32 and f16 are supported")
     if heads.head_dim % 16 or not 16 <= heads.head_dim <= 256:
@@ -349,6 +333,7 @@ def _check(heads: _Heads) -> None:
         raise UnsupportedError(
             f"{heads.n_heads} heads do not share {heads.n_kv_heads} key heads evenly"
         )
+    return heads
 
 
 def _rope_params(heads: _Heads, rope: _Rope) -> Params:
