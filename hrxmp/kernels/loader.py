@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
 import sys
 import tempfile
 from functools import cache
@@ -20,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from hrxmp.errors import DeviceError
+from hrxmp.scratch import ScratchFolder
 
 _SYSTEM_VENDORS = Path("/etc/OpenCL/vendors")
 _INTEL_LIBRARY = "libintelocl.so"
@@ -47,8 +47,9 @@ def prepare_loader(
     global _vendors
     if _vendors:
         return
-    private = Path(tempfile.mkdtemp(prefix="hrxmp-cl-", dir=scratch))
-    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    folder = ScratchFolder(Path(scratch or tempfile.gettempdir()))
+    atexit.register(folder.remove)
+    private = folder.path
     _vendors = vendors or str(_vendor_folder(private, Path(prefix)))
     os.environ["OCL_ICD_VENDORS"] = _vendors
     os.environ["PYOPENCL_NO_CACHE"] = "1"
