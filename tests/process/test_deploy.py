@@ -32,6 +32,7 @@ from tests.process.service_machine import SOURCE, Machine, machine, usable
 AGGREGATOR, POOL = "hrxmp-aggregator.service", "hrxmp-workers.service"
 LOOP = f"{SOURCE}/tests/process/programs/service_loop.py"
 TURN_S = 40.0
+JOURNAL_LINES = 20_000
 
 boots = pytest.mark.skipif(not usable(), reason="needs root, systemd-nspawn and namespaces")
 
@@ -249,6 +250,30 @@ def test_the_live_trace_reaches_a_collector_as_spans(services: Machine) -> None:
             collector.kill()
     services.shell("systemctl", "stop", "hrxmp-forward.service")
     assert services.show("hrxmp-forward.service", "Result") == "success"
+
+
+@boots
+@pytest.mark.parametrize("limited", [False, True])
+def test_the_journal_takes_every_trace_line(services: Machine, limited: bool) -> None:
+    """More than the journal's default limit lets through; `limited` is the control."""
+    settings = services.tree / "etc/hrxmp/aggregator.env"
+    drop_in = services.tree / f"etc/systemd/system/{AGGREGATOR}.d/limit.conf"
+    settings.write_text("HRXMP_TRACE_OUTPUT=-\n")
+    drop_in.write_text("[Service]\nLogRateLimitIntervalSec=30s\n" if limited else "")
+    services.shell("systemctl", "daemon-reload")
+    services.shell("systemctl", "restart", AGGREGATOR)
+    run = f"journal-{limited}"
+    program = ("/opt/hrxmp/bin/python", "-m", "tests.process.trace_producers", "stream")
+    where = ("ipc:///run/hrxmp/trace/socket", run, "source", str(JOURNAL_LINES))
+    services.shell("env", f"--chdir={SOURCE}", *program, *where, timeout_s=120)
+    services.shell("journalctl", "--sync")
+    said = services.shell("journalctl", "-q", "-o", "cat", "-u", AGGREGATOR, timeout_s=120)
+    count = len(reader.read(said.encode().splitlines()).of_run(run))
+    settings.unlink()
+    drop_in.unlink()
+    services.shell("systemctl", "daemon-reload")
+    services.shell("systemctl", "restart", AGGREGATOR)
+    assert (count < JOURNAL_LINES) if limited else (count == JOURNAL_LINES)
 
 
 @boots
