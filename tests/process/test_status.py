@@ -74,9 +74,9 @@ def test_status_and_waits_while_kernels_compile(slow_pool: PoolProcess) -> None:
     records = [line.record for line in trace.lines]
     compiled = sum(r.compile_ns for r in records if isinstance(r, CompileEnd))
     first, second = (r for r in records if isinstance(r, GraphEnd))
-    # The fake takes its second outside of the compiler's own time, so count whole compiles.
+    assert compiled >= 3e9
     assert (first.compiles, first.waits >= 1, second.compiles, second.waits) == (3, True, 0, 0)
-    assert first.wait_ns < 3e9 + compiled
+    assert first.wait_ns < compiled  # two at a time
     waits = [r for r in records if isinstance(r, WaitEnd)]
     assert {(w.exec_id, w.asked_by) for w in waits} == {(1, 1)}
     assert {w.kernel for w in waits} <= {"binary", "unary"}
