@@ -1,0 +1,156 @@
+"""What tracing costs: off, on, and in system calls. Prints a table; `--json` prints the numbers.
+
+off    the checks that a warm execution makes although tracing is off, in nanoseconds
+on     tg128 traced and untraced, in turns, medians of all samples
+calls  system calls of 200 warm executions (strace): the executor's own against the bare launches
+       of the same prepared program
+
+Usage: overhead.py [--rounds 5] [--model smollm2-135m] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import timeit
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+RUN = [sys.executable, "-m", "hrxmp", "run"]
+CHECKS = 2
+"""Tests of the tracer in a warm execution: at its begin and at its end."""
+EXECUTIONS = 200
+
+
+def main() -> None:
+    """Measure all three, one after the other."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--calls-of", choices=("executor", "launches"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.calls_of:
+        warm_executions(bare=args.calls_of == "launches")
+        return
+    found = {"off_ns": off(), **on(args.model, args.rounds), **calls()}
+    if args.json:
+        print(json.dumps(found))
+        return
+    print("| what | measured |\n| --- | --- |")
+    for name, value in found.items():
+        print(f"| {name} | {value} |")
+
+
+# -- off -------------------------------------------------------------------------------------
+
+
+def off() -> float:
+    """Nanoseconds of the disabled checks of one execution: attribute, comparison, no branch."""
+
+    class Holder:
+        tracer = None
+
+    holder = Holder()
+    holder.tracer = None
+    number = 2_000_000
+    names = {"holder": holder}
+    check = "tracer = holder.tracer\nif tracer is not None: raise SystemExit"
+    with_check = min(timeit.repeat(check, number=number, globals=names, repeat=7))
+    without = min(timeit.repeat("pass", number=number, repeat=7))
+    return round((with_check - without) / number * 1e9 * CHECKS, 1)
+
+
+# -- on --------------------------------------------------------------------------------------
+
+
+def on(model: str, rounds: int) -> dict[str, Any]:
+    """tg128 without and with tracing, in turns: tokens a second, and the difference in percent."""
+    samples: dict[bool, list[float]] = {False: [], True: []}
+    with tempfile.TemporaryDirectory() as folder:
+        for round_ in range(rounds + 1):
+            for traced in (False, True) if round_ % 2 else (True, False):
+                rates = tg128(model, Path(folder), traced)
+                if round_:  # the first fills the store
+                    samples[traced] += rates
+    plain, traced_rate = (statistics.median(samples[traced]) for traced in (False, True))
+    return {
+        "tg128_untraced": round(plain, 2),
+        "tg128_traced": round(traced_rate, 2),
+        "tg128_cost_percent": round((plain - traced_rate) / plain * 100, 2),
+        "tg128_spread_percent": round(
+            statistics.stdev(samples[False]) / statistics.mean(samples[False]) * 100, 2
+        ),
+    }
+
+
+def tg128(model: str, folder: Path, traced: bool) -> list[float]:
+    """Tokens a second of each sample of one bench."""
+    trace = ["--trace", "--trace-output", str(folder / "trace")] if traced else []
+    command = [*RUN, "--cache", str(folder / "store"), *trace, "bench", "-m", model]
+    command += ["-p", "0", "-n", "128", "-r", "3", "-o", "json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    (row,) = json.loads(done.stdout)
+    return list(row["samples_ts"])
+
+
+# -- system calls ----------------------------------------------------------------------------
+
+
+def calls() -> dict[str, Any]:
+    """System calls of warm executions with tracing off, by strace; nothing when it is missing."""
+    if shutil.which("strace") is None:
+        return {"system_calls": "strace is not installed"}
+    return {f"calls_of_{kind}": counted(kind) for kind in ("launches", "executor")}
+
+
+def counted(kind: str) -> dict[str, int]:
+    """Calls by name between two marks in the main thread of a child."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        command = ["strace", "-o", str(log), sys.executable, __file__, "--calls-of", kind]
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        subprocess.run(command, cwd=ROOT, env=environ, check=True, stdout=subprocess.DEVNULL)
+        lines = log.read_text(errors="replace").splitlines()
+    first, last = (n for n, line in enumerate(lines) if 'access("/hrxmp-mark"' in line)
+    names = [line.split("(", 1)[0] for line in lines[first + 1 : last] if "(" in line]
+    return {name: names.count(name) for name in sorted(set(names))}
+
+
+def warm_executions(*, bare: bool) -> None:
+    """Run a small graph many times between two marks that strace shows."""
+    import hrxmp
+    from hrxmp import Graph
+
+    graph = Graph(uid=1)
+    x = graph.input("x", (64,))
+    graph.output(graph.scale(graph.scale(x, 2.0), 0.5), "y")
+    inputs = {"x": np.ones(64, np.float32)}
+    executor = hrxmp.connect()
+    for _ in range(20):
+        executor.execute(graph, inputs)
+    (prepared,) = executor._prepared.values()
+    os.access("/hrxmp-mark", os.F_OK)
+    for _ in range(EXECUTIONS):
+        if bare:
+            prepared.write_inputs(inputs)
+            prepared.launch_all()
+            prepared.read_outputs()
+        else:
+            executor.execute(graph, inputs)
+    os.access("/hrxmp-mark", os.F_OK)
+
+
+if __name__ == "__main__":
+    main()
