@@ -19,12 +19,15 @@ from hrxmp.graph import Storage
 from hrxmp.kernels.device import Device
 from hrxmp.kernels.layer import STATE_BYTES
 from hrxmp.kernels.loader import opencl
+from hrxmp.kernels.pages import LargePages
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
 _CHUNK_BYTES = 64 << 20
 _LEAST_BYTES = 64
+_LARGE_BYTES = 256 << 10
+"""From here on a CPU device's buffers lie in large pages."""
 
 
 class Memory:
@@ -34,6 +37,7 @@ class Memory:
         self._cl = opencl()
         self._device = device
         self._buffers: weakref.WeakKeyDictionary[Storage, cl.Buffer] = weakref.WeakKeyDictionary()
+        self._pages = LargePages()
         self._arena: list[cl.Buffer] = []
         self._state: cl.Buffer | None = None
 
@@ -90,13 +94,16 @@ class Memory:
         return sum(self.held().values())
 
     def _allocate(self, nbytes: int, name: str) -> cl.Buffer:
-        cl = self._cl
-        flags = cl.mem_flags.READ_WRITE
-        if self._device.traits.is_cpu:
-            flags |= cl.mem_flags.ALLOC_HOST_PTR
+        context, flags = self._device.context, self._cl.mem_flags
         try:
-            return cl.Buffer(self._device.context, flags, max(nbytes, _LEAST_BYTES))
-        except (cl.Error, OverflowError) as error:
+            if not self._device.traits.is_cpu:
+                return self._cl.Buffer(context, flags.READ_WRITE, max(nbytes, _LEAST_BYTES))
+            if nbytes < _LARGE_BYTES:
+                kind = flags.READ_WRITE | flags.ALLOC_HOST_PTR
+                return self._cl.Buffer(context, kind, max(nbytes, _LEAST_BYTES))
+            view = self._pages.take(nbytes)  # the buffer keeps it
+            return self._cl.Buffer(context, flags.READ_WRITE | flags.USE_HOST_PTR, hostbuf=view)
+        except (self._cl.Error, OverflowError, OSError, MemoryError) as error:
             raise self._out_of_memory(nbytes, name) from error
 
     def _out_of_memory(self, nbytes: int, name: str) -> DeviceMemoryError:
