@@ -10,10 +10,12 @@ from __future__ import annotations
 import msgspec
 
 from hrxmp.executor.arena import Value
+from hrxmp.executor.graph_program import Command
 from hrxmp.graph import Storage
-from hrxmp.kernels import layer
+from hrxmp.kernels import layer, nvidia_program
 from hrxmp.kernels.definition import DeviceTraits
 from hrxmp.kernels.launch import Launch
+from hrxmp.kernels.layer import STATE_BYTES
 
 Memory = Storage | int
 """The caller's storage, or the number of a planned value."""
@@ -55,6 +57,30 @@ def fuse_layers(
         fused.append(_replaced(window, found, numbers, values))
         at += layer.PHASES
     return fused
+
+
+def fuse_program(
+    traits: DeviceTraits, commands: tuple[Command, ...], state: int
+) -> tuple[Command, ...]:
+    """All commands of a program as one, where the device can; `state` is the slot of STATE.
+
+    Slots are planned for the commands one after the other, and so the one launch does them.
+    """
+    fused = nvidia_program.fuse(
+        traits, [item.launch for item in commands], [item.slots for item in commands]
+    )
+    if fused is None:
+        return commands
+    nbytes = {item.slots[name]: size for item in commands for name, size in item.nbytes.items()}
+    slots = {**fused.slots, "state": state}
+    return (
+        Command(
+            node=commands[-1].node,
+            launch=fused.launch,
+            slots=slots,
+            nbytes={name: nbytes.get(slot, STATE_BYTES) for name, slot in slots.items()},
+        ),
+    )
 
 
 def _numbers(commands: list[Emitted]) -> dict[Memory, int]:

@@ -48,9 +48,35 @@ def _norm_fuses(low: NodePass, product: Tensor) -> bool:
     rows = row_count(product)
     return bool(readers) and product.index not in low.outputs and all(
         reader.op == "mul_mat" and reader.sources[1] is product
-        and dispatch.fuses_norm(low.traits, rows, layout(low.builder.place(reader.sources[0])))
+        and (
+            dispatch.fuses_norm(low.traits, rows, layout(low.builder.place(reader.sources[0])))
+            or _packs(low, [reader])
+        )
         for reader in readers
     )  # fmt: skip
+
+
+def _packs(low: NodePass, products: list[Tensor]) -> bool:
+    """Whether the products take rows that a launch of their own has packed (and normalised)."""
+    weights = [product.sources[0] for product in products]
+    return dispatch.packs_rows(
+        low.traits, [weight.dtype for weight in weights], weights[0].shape[1], products[0].shape[0]
+    )
+
+
+def _emit_packed(low: NodePass, node: Tensor, x: Rows, k: int, m: int, norm: Norm | None) -> Place:
+    """Pack rows of x; where they lie."""
+    operands = {"x": x.place}
+    if norm and norm.weight is not None:
+        operands["norm_w"] = low.builder.place(norm.weight)
+    nbytes = dispatch.packed_row_bytes(k)
+    packed = low.builder.fresh(m * nbytes, (nbytes, 1))
+    launch = dispatch.pack_rows(
+        low.traits, k=k, m=m, norm=norm is not None, x_stride=x.stride, x_offset=x.offset,
+        eps=norm.eps if norm else 0.0,
+    )  # fmt: skip
+    low.builder.emit(node, launch, **operands, y=packed)
+    return packed
 
 
 def _emit_norm(low: NodePass, node: Tensor, norm: Norm) -> None:
@@ -138,6 +164,11 @@ def _emit_product(
     x = low.builder.rows(norm.x if norm else products[0].sources[1])
     weights = [product.sources[0] for product in products]
     places = [whole(low, weight) for weight in weights]
+    k, m = weights[0].shape[1], products[0].shape[0]
+    packed = _packs(low, products)
+    if packed:
+        x = Rows(place=_emit_packed(low, node, x, k, m, norm), stride=k, offset=0)
+        norm = None
     operands = {"x": x.place, **{f"w{i}": place for i, place in enumerate(places)}, "y": y}
     if norm and norm.weight is not None:
         operands["norm_w"] = low.builder.place(norm.weight)
@@ -149,8 +180,7 @@ def _emit_product(
             dispatch.WeightSpec(dtype=weight.dtype, layout=layout(place), n=weight.shape[0])
             for weight, place in zip(weights, places, strict=True)
         ),
-        k=weights[0].shape[1], m=products[0].shape[0], norm=norm is not None, epilogue=epilogue,
-        eps=norm.eps if norm else 0.0, x_stride=x.stride, x_offset=x.offset,
+        k=k, m=m, norm=norm is not None, packed=packed, epilogue=epilogue, eps=norm.eps if norm else 0.0, x_stride=x.stride, x_offset=x.offset,
         r_stride=residual.stride if residual else None,
         r_offset=residual.offset if residual else 0,
     )  # fmt: skip

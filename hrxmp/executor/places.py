@@ -15,7 +15,7 @@ import msgspec
 from hrxmp.dtypes import DType
 from hrxmp.errors import GraphError, UnsupportedError
 from hrxmp.executor import arena
-from hrxmp.executor.fusion import STATE, Emitted, Memory, fuse_layers
+from hrxmp.executor.fusion import STATE, Emitted, Memory, fuse_layers, fuse_program
 from hrxmp.executor.graph_program import Command, GraphProgram, Port
 from hrxmp.graph import Graph, Tensor, contiguous_strides
 from hrxmp.kernels import dispatch
@@ -149,17 +149,18 @@ class Builder:
         kept = {memory for memory, _port in outputs.values()}
         commands = fuse_layers(self.traits, self._commands, self._values, kept)
         slots, arena_bytes = self._slots(commands, kept)
+        placed = tuple(
+            Command(
+                node=item.node,
+                launch=item.launch,
+                slots={name: slots[memory] for name, memory in item.memories.items()},
+                nbytes={name: self._nbytes(m) for name, m in item.memories.items()},
+            )
+            for item in commands
+        )
         return GraphProgram(
             program=number,
-            commands=tuple(
-                Command(
-                    node=item.node,
-                    launch=item.launch,
-                    slots={name: slots[memory] for name, memory in item.memories.items()},
-                    nbytes={name: self._nbytes(m) for name, m in item.memories.items()},
-                )
-                for item in commands
-            ),
+            commands=fuse_program(self.traits, placed, slots[STATE]),
             arena_bytes=arena_bytes,
             inputs={name: port(slots[memory]) for name, (memory, port) in inputs.items()},
             outputs={name: port(slots[memory]) for name, (memory, port) in outputs.items()},

@@ -16,7 +16,7 @@ from hrxmp.kernels.mul_mat import (
     mul_mat,
     weight_layout,
 )
-from hrxmp.kernels.nvidia import mixes
+from hrxmp.kernels.nvidia import mixes, pack_rows, packed_row_bytes, packs_rows
 from hrxmp.kernels.row_ops import argmax, get_rows, rms_norm, rope, set_rows, soft_max
 from hrxmp.kernels.view import View
 
@@ -34,6 +34,9 @@ __all__ = [
     "get_rows",
     "mixes",
     "mul_mat",
+    "pack_rows",
+    "packed_row_bytes",
+    "packs_rows",
     "rms_norm",
     "rope",
     "rope_flash_attn",

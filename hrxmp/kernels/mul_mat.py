@@ -84,6 +84,7 @@ def mul_mat(
     k: int,
     m: int,
     norm: bool = False,
+    packed: bool = False,
     epilogue: Epilogue = "none",
     x_stride: int | None = None,
     x_offset: int = 0,
@@ -98,7 +99,8 @@ def mul_mat(
     Operands: x, norm_w [k] with `norm` (x is RMS-normalised first; eps), w0, w1, w2 as many as
     `weights`, residual [m, columns] with epilogue "add" (may be y), y. Epilogue "swiglu" takes two
     weights of equal n and gives y [m, n] = silu(x w0) * (x w1). Strides and offsets in elements; a
-    stride of None means dense. Raises UnsupportedError for what no kernel does.
+    stride of None means dense. With `packed`, x is what `pack_rows` made. Raises UnsupportedError
+    for what no kernel does.
     """
     dense = sum(weight.n for weight in weights[: 1 if epilogue == "swiglu" else None])
     product = Product(
@@ -113,6 +115,8 @@ def mul_mat(
         eps=eps,
     )
     product.check()
+    if packed:
+        return nvidia.mul_mat_packed(traits, product)
     if nvidia.multiplies(traits, product):
         return nvidia.mul_mat(traits, product)
     _check(traits, product)

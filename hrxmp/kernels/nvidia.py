@@ -7,6 +7,8 @@ their plain form computes the same on any device, for tests.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from hrxmp.dtypes import DType
@@ -21,6 +23,10 @@ Params = tuple[tuple[str, Param], ...]
 WARP = 32
 _LX = 1024
 _ATTEND_LX = 256
+_PACK_LX = 256
+_TILE_ROWS, _TILE_TOKENS = 64, 128
+_FEWEST_TOKENS = 5
+_LONGEST_ROW = 16384
 _RAW = (DType.F32, DType.F16, DType.Q4_K, DType.Q5_K)
 """Formats whose rows keep the file's bytes: blocks of a multiple of 16 bytes."""
 
@@ -47,6 +53,22 @@ DEFINITIONS = (
             ]
         ),
         args=arguments(f"m:int {STRIDES} eps:float x:buffer norm_w:buffer {OPERANDS}"),
+    ),
+    KernelDefinition(
+        name="nv_pack_rows",
+        source="nv_pack_rows.cl",
+        entry_point="nv_pack_rows",
+        params=("FORM", "K", "NORM"),
+        args=arguments("m:int x_stride:int x_offset:int eps:float x:buffer norm_w:buffer y:buffer"),
+    ),
+    KernelDefinition(
+        name="nv_mul_mat_tile",
+        source="nv_mul_mat_tile.cl",
+        entry_point="nv_mul_mat_tile",
+        params=("FORM", "W0", "W1", "W2", "K", "N0", "N1", "N2", "EPILOGUE", "STEP"),
+        args=arguments(
+            f"m:int r_stride:int r_offset:int y_stride:int y_offset:int x:buffer {OPERANDS}"
+        ),
     ),
     KernelDefinition(
         name="nv_get_rows",
@@ -125,6 +147,72 @@ def mul_mat(traits: DeviceTraits, product: Product) -> Launch:
         flops=product.flops(),
         nbytes=product.nbytes(),
     )
+
+
+def packs_rows(traits: DeviceTraits, dtypes: Sequence[DType], k: int, m: int) -> bool:
+    """Whether a product of m rows goes by `pack_rows` and `mul_mat_packed`: the tensor cores."""
+    return (
+        form(traits) == "ptx"
+        and traits.form == "nvidia"
+        and m >= _FEWEST_TOKENS
+        and all(dtype.quantized for dtype in dtypes)
+        and k <= _LONGEST_ROW
+        and k % _step(dtypes, k) == 0
+    )
+
+
+def pack_rows(
+    traits: DeviceTraits, *, k: int, m: int, norm: bool, x_stride: int, x_offset: int, eps: float
+) -> Launch:
+    """Rows of x as `mul_mat_packed` takes them. Operands x, (norm_w with `norm`), y."""
+    return Launch(
+        variant=Variant(
+            definition="nv_pack_rows",
+            params=(("FORM", form(traits)), ("K", k), ("NORM", int(norm))),
+            local_size=(_PACK_LX,),
+        ),
+        args=(m, x_stride, x_offset, eps, "x", "norm_w" if norm else "x", "y"),
+        global_size=(m * _PACK_LX,),
+        writes=("y",),
+        nbytes=4 * m * k + m * packed_row_bytes(k),
+    )
+
+
+def packed_row_bytes(k: int) -> int:
+    """Bytes of a row of `pack_rows`: two bytes an element, a scale a block, a sum each 16."""
+    return -(-(k // 2 + k // 32 + k // 16) // 4) * 16
+
+
+def mul_mat_packed(traits: DeviceTraits, product: Product) -> Launch:
+    """A product whose rows were packed; operands as `mul_mat` has them, x packed, no norm."""
+    _check(product)
+    _, *strides = product.strides()[1:]
+    half = product.epilogue == "swiglu"
+    counts = product.rows[:1] if half else product.rows
+    tiles = sum(-(-n // (_TILE_ROWS // (1 + half))) for n in counts)
+    values = {
+        "FORM": form(traits),
+        **{f"W{i}": label for i, label in enumerate(_formats(product))},
+        "K": product.k,
+        **{f"N{i}": n for i, n in enumerate(product.rows)},
+        "EPILOGUE": product.epilogue,
+        "STEP": _step([weight.dtype for weight in product.weights], product.k),
+    }
+    return Launch(
+        variant=Variant(
+            definition="nv_mul_mat_tile", params=tuple(values.items()), local_size=(_PACK_LX, 1)
+        ),
+        args=(product.m, *strides, "x", *product.operands()),
+        global_size=(-(-product.m // _TILE_TOKENS) * _PACK_LX, tiles),
+        writes=("y",),
+        flops=product.flops(),
+        nbytes=product.nbytes(),
+    )
+
+
+def _step(dtypes: Sequence[DType], k: int) -> int:
+    """Elements of k in local memory at a time: whole chunks of every format."""
+    return 64 if k % 128 and DType.Q6_K not in dtypes else 128
 
 
 def get_rows(

@@ -75,6 +75,36 @@ def test_formats_go_together(device: Device, run: Runner, m: int) -> None:
     close(run(launch, operands)["y"], x.astype(np.float64) @ exact.T)
 
 
+@pytest.mark.parametrize("epilogue", ["none", "add", "swiglu"])
+@pytest.mark.parametrize("dtype", QUANTIZED, ids=lambda d: d.label)
+@pytest.mark.parametrize("m", [5, 200])
+def test_tensor_cores(device: Device, run: Runner, dtype: DType, m: int, epilogue: str) -> None:
+    if not dispatch.packs_rows(device.traits, [dtype], 512, m):
+        pytest.skip("this device has no tensor cores")
+    rng = np.random.default_rng(m)
+    sizes = (144, 144) if epilogue == "swiglu" else (144,)
+    weights = [make_weight(device, rng, dtype, n, 512) for n in sizes]
+    x = rng.standard_normal((m, 512)).astype(np.float32)
+    norm = rng.uniform(0.5, 2, 512).astype(np.float32)
+    packing = dispatch.pack_rows(
+        device.traits, k=512, m=m, norm=True, x_stride=512, x_offset=0, eps=1e-5
+    )
+    rows = np.zeros(m * dispatch.packed_row_bytes(512), np.uint8)
+    packed = run(packing, {"x": x, "norm_w": norm, "y": rows})["y"]
+    launch = mul_mat(
+        device.traits, weights=tuple(w.spec for w in weights), k=512, m=m, packed=True,
+        epilogue=epilogue,
+    )  # fmt: skip
+    residual = rng.standard_normal((m, 144)).astype(np.float32)
+    operands = {"x": packed, "residual": residual, "y": np.full((m, 144), np.nan, np.float32)}
+    operands |= {f"w{i}": w.packed for i, w in enumerate(weights)}
+    exact = x.astype(np.float64)
+    exact *= norm / np.sqrt((exact**2).mean(axis=1, keepdims=True) + 1e-5)
+    first, last = exact @ weights[0].exact.T, exact @ weights[-1].exact.T
+    expected = {"none": first, "add": first + residual, "swiglu": first / (1 + np.exp(-first)) * last}
+    close(run(launch, operands)["y"], expected[epilogue])
+
+
 def test_many_rows_stride_over_the_groups(device: Device, run: Runner) -> None:
     rng = np.random.default_rng(1)
     n = 16 * 4 * 2 * device.traits.compute_units * 4 + 37

@@ -13,6 +13,9 @@
 // Dwords of local memory for a row of k.
 #define ROW_WORDS(k, packed) ((packed) ? (k) / 2 + (k) / 32 + (k) / 16 : (k))
 
+// The same in global memory, from row to row.
+#define PACKED_STRIDE(k) ((ROW_WORDS(k, 1) + 3) / 4 * 4)
+
 typedef struct {
     uint4 high, low;
     float scale, sum;

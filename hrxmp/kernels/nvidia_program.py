@@ -1,0 +1,184 @@
+"""Makes one launch of the launches of a decode graph program, on NVIDIA's devices.
+
+Pure functions of launches and slots, run by the executor's lowering once slots are planned; no
+device. `cl/nv_program.cl` runs the commands of its PLAN one after the other on all multiprocessors,
+with a barrier between them: a quarter of what a launch costs. Numbers that may change from run to
+run (positions, capacity) are arguments, never parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from hrxmp.kernels import nvidia
+from hrxmp.kernels.definition import Argument, DeviceTraits, KernelDefinition
+from hrxmp.kernels.keys import Param, Variant
+from hrxmp.kernels.launch import Launch
+
+INTS, FLOATS, BUFFERS = 20, 10, 260
+"""Arguments of each kind, as in `cl/nv_arguments.h`."""
+STEPS = 12
+_WIDTH = 16
+_LX = 1024
+_ATTENTION = ("HEAD_DIM", "HEADS", "KV_HEADS", "KV", "N_DIMS", "NEOX", "FACTORS", "ROPE")
+_PRODUCT = ("W0", "W1", "W2", "K", "N0", "N1", "N2", "EPILOGUE", "NORM", "PACKED", "ROWS", "SPLIT")
+
+
+def _names() -> dict[str, list[str]]:
+    return {
+        "int": [f"i{n:02}" for n in range(INTS)],
+        "float": [f"f{n:02}" for n in range(FLOATS)],
+        "buffer": [f"b{n:03}" for n in range(BUFFERS)],
+    }
+
+
+NV_PROGRAM = KernelDefinition(
+    name="nv_program",
+    source="nv_program.cl",
+    entry_point="nv_program",
+    params=("FORM", *_ATTENTION, "ROW", "COMMANDS", *(f"S{n}" for n in range(STEPS)), "PLAN"),
+    args=(
+        *(Argument(name=name, kind="int") for name in _names()["int"]),
+        *(Argument(name=name, kind="float") for name in _names()["float"]),
+        *(Argument(name=name, kind="buffer") for name in _names()["buffer"]),
+        Argument(name="state", kind="buffer"),
+    ),
+)
+
+DEFINITIONS = (NV_PROGRAM,)
+
+
+class FusedProgram(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch for a whole program. It also takes `state`: zero before and after each launch."""
+
+    launch: Launch
+    slots: dict[str, int]
+    """Operand name -> slot; without `state`."""
+
+
+class _Plan:
+    """The arguments and steps collected so far."""
+
+    def __init__(self) -> None:
+        self.steps: dict[str, int] = {}
+        self.numbers: list[int] = []
+        self.ints: dict[int, int] = {1: 0}  # i00 is m: a dry launch has it zero
+        self.floats: dict[float, int] = {}
+        self.buffers: dict[int, int] = {}
+        self.written: set[int] = set()
+        self.attention: tuple[tuple[str, Param], ...] = ()
+        self.row = 16
+
+    def add(self, launch: Launch, slots: Mapping[str, int]) -> None:
+        step = _step(launch)
+        numbers = [self.steps.setdefault(step, len(self.steps))]
+        for arg in launch.args:
+            if isinstance(arg, str):
+                numbers.append(self.buffers.setdefault(slots[arg], len(self.buffers)))
+            elif isinstance(arg, int):
+                numbers.append(self.ints.setdefault(arg, len(self.ints)))
+            else:
+                numbers.append(self.floats.setdefault(arg, len(self.floats)))
+        self.numbers += numbers + [0] * (_WIDTH - len(numbers))
+        self.written |= {self.buffers[slots[name]] for name in launch.writes}
+        params = dict(launch.variant.params)
+        if launch.variant.definition == "nv_attend":
+            self.attention = tuple((name, params[name]) for name in _ATTENTION)
+        elif launch.variant.definition == "nv_mul_mat_vec":
+            self.row = max(self.row, _row_words(int(params["K"]), bool(params["PACKED"])))
+
+    @property
+    def fits(self) -> bool:
+        return (
+            len(self.steps) <= STEPS
+            and len(self.ints) <= INTS
+            and len(self.floats) <= FLOATS
+            and len(self.buffers) <= BUFFERS
+            and bool(self.attention)
+        )
+
+
+def fuse(
+    traits: DeviceTraits, launches: Sequence[Launch], slots: Sequence[Mapping[str, int]]
+) -> FusedProgram | None:
+    """All launches as one, or None where the device or one of the launches does not allow it.
+
+    `slots` gives, for each launch, the memory slot of each of its operands; slots may be reused.
+    """
+    if traits.form != "nvidia" or len(launches) < 2 or not all(map(_fits, launches)):
+        return None
+    attentions = {launch.variant for launch in launches if launch.variant.definition == "nv_attend"}
+    if len(attentions) != 1:
+        return None
+    plan = _Plan()
+    for launch, held in zip(launches, slots, strict=True):
+        plan.add(launch, held)
+    return _fused(traits, plan, launches) if plan.fits else None
+
+
+def _fits(launch: Launch) -> bool:
+    """Whether a launch is a step for one row, with work-groups as large as the program's."""
+    name, params = launch.variant.definition, dict(launch.variant.params)
+    if name == "nv_attend":
+        return params["ROPE"] == 1
+    if name == "nv_mul_mat_vec":
+        return launch.args[0] == 1 and int(params["K"]) <= 16 * _LX
+    return name == "nv_get_rows" and launch.args[0] == 1
+
+
+def _step(launch: Launch) -> str:
+    """A step as `cl/nv_program.cl` spells it."""
+    params = dict(launch.variant.params)
+    match launch.variant.definition:
+        case "nv_attend":
+            return "attention"
+        case "nv_get_rows":
+            return f"embedding({params['WTYPE']},{params['K']})"
+        case _:
+            return f"product({','.join(str(params[name]) for name in _PRODUCT)})"
+
+
+def _fused(traits: DeviceTraits, plan: _Plan, launches: Sequence[Launch]) -> FusedProgram:
+    names = _names()
+    steps = [*plan.steps, *["idle"] * (STEPS - len(plan.steps))]
+    params = {
+        "FORM": nvidia.form(traits),
+        **dict(plan.attention),
+        "ROW": plan.row,
+        "COMMANDS": len(launches),
+        **{f"S{n}": step for n, step in enumerate(steps)},
+        "PLAN": ",".join(map(str, plan.numbers)),
+    }
+    groups = 1 if traits.is_cpu else traits.compute_units
+    held = names["buffer"][: len(plan.buffers)]
+    return FusedProgram(
+        launch=Launch(
+            variant=Variant(
+                definition=NV_PROGRAM.name, params=tuple(params.items()), local_size=(_LX,)
+            ),
+            args=(
+                *_padded(list(plan.ints), INTS, 0),
+                *_padded(list(plan.floats), FLOATS, 0.0),
+                *held,
+                *[held[0]] * (BUFFERS - len(held)),
+                "state",
+            ),
+            global_size=(groups * _LX,),
+            writes=(*(held[n] for n in sorted(plan.written)), "state"),
+            flops=sum(launch.flops for launch in launches),
+            nbytes=sum(launch.nbytes for launch in launches),
+        ),
+        slots=dict(zip(held, plan.buffers, strict=True)),
+    )
+
+
+def _padded(values: list[Any], count: int, rest: float) -> list[Any]:
+    return values + [rest] * (count - len(values))
+
+
+def _row_words(k: int, packed: bool) -> int:
+    """ROW_WORDS of `cl/nv_row.h`."""
+    return k // 2 + k // 32 + k // 16 if packed else k
