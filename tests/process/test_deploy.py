@@ -217,7 +217,7 @@ def test_a_restart_rotation_and_metrics_under_load(services: Machine) -> None:
 
 
 COLLECTOR = """
-import http.server, sys
+import http.server, sys, threading
 class Collector(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -227,7 +227,9 @@ class Collector(http.server.BaseHTTPRequestHandler):
         sys.stdout.flush()
     def log_message(self, *_):
         pass
-http.server.HTTPServer(("127.0.0.1", 4318), Collector).serve_forever()
+server = http.server.HTTPServer(("127.0.0.1", 4318), Collector)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+sys.stdin.read()
 """
 
 
@@ -235,20 +237,20 @@ http.server.HTTPServer(("127.0.0.1", 4318), Collector).serve_forever()
 def test_the_live_trace_reaches_a_collector_as_spans(services: Machine) -> None:
     pytest.importorskip("opentelemetry.sdk")
     command = services.inside("/opt/hrxmp/bin/python", "-c", COLLECTOR)
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as collector:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as collector:
+        assert collector.stdin is not None and collector.stdout is not None
         try:
             services.shell("systemctl", "start", "hrxmp-forward.service")
             run = Run(services, "spans", 7500)
             run.turns(3)
             run.finish()
-            assert collector.stdout is not None
             seen = b""
             while not all(word in seen for word in (b"rms_norm", b"execution", b"wait")):
                 assert select.select([collector.stdout], [], [], TURN_S)[0]
                 seen += os.read(collector.stdout.fileno(), 65536)
         finally:
-            collector.kill()
-    services.shell("systemctl", "stop", "hrxmp-forward.service")
+            services.shell("systemctl", "stop", "hrxmp-forward.service")
+            collector.communicate()  # its standard input ends, and so does it
     assert services.show("hrxmp-forward.service", "Result") == "success"
 
 
