@@ -25,7 +25,7 @@ import pytest
 
 from hrxmp.aggregator import reader
 from hrxmp.aggregator.check import check
-from hrxmp.records import GraphEnd, RunEnd
+from hrxmp.records import CompileEnd, GraphEnd, Lost, RunEnd
 from tests.process.run_process import DEVICES, ROOT, usable_forms
 from tests.process.service_machine import SOURCE, Machine, machine, usable
 
@@ -45,6 +45,7 @@ class Run:
         self.unit = f"hrxmp-run@{name}.service"
         state = services.tree / "var/lib/hrxmp"
         self._stop = state / f"{name}.stop"
+        self.before = set(trace_of(services).runs())
         os.mkfifo(state / name)
         (state / name).chmod(0o666)
         # Opened for writing too: the pipe does not end with the workload.
@@ -145,6 +146,24 @@ def test_killed_daemons_come_back_and_two_runs_get_on_with_a_whole_trace(service
     one.finish()
     two.finish()
     check_runs(services, "ok", "ok")
+
+
+@boots
+def test_restarted_daemons_lose_nothing(services: Machine) -> None:
+    run = Run(services, "restarted", 5500)
+    run.turns(2)
+    for unit in (POOL, AGGREGATOR, POOL):
+        services.shell("systemctl", "restart", unit)
+        assert services.show(unit, "Result") == "success"
+        run.turns(2)
+        pool_heard(services, 1)
+    run.finish()
+    check_runs(services, "ok")
+    records = [line.record for line in trace_of(services).lines]
+    (last,) = {record.run_id for record in records if isinstance(record, RunEnd)} - run.before
+    mine = [record for record in records if record.run_id == last]
+    assert not [record for record in mine if isinstance(record, Lost)]
+    assert {record.outcome for record in mine if isinstance(record, CompileEnd)} == {"ok"}
 
 
 @boots
