@@ -36,7 +36,7 @@ chaos: $(VENV)/ready
 	$(BIN)/python -m tests.chaos
 
 bench: $(VENV)/ready
-	$(BIN)/python benchmarks/compare.py
+	$(BIN)/python benchmarks/compare.py --write
 
 install-systemd:
 	BINDIR="$(BINDIR)" deploy/install.sh "$(DESTDIR)"
