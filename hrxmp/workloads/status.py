@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import zmq
 
 from hrxmp import wire
 from hrxmp.clock import HybridLogicalClock, mono_ns
@@ -25,6 +24,7 @@ from hrxmp.messages import FromAggregator, FromPool, StatusJob, StatusReply, Sta
 from hrxmp.settings import Settings
 
 _PATIENCE_NS = 1_000_000_000
+_POLL_MS = 2
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +68,6 @@ def ask(services: list[tuple[str, Any]], curve_dir: str = "") -> list[Answer]:
         while any(link.answer is None for link in links) and mono_ns() - begin < _PATIENCE_NS:
             for link in links:
                 link.look(begin)
-            zmq.select([link.socket for link in links if link.answer is None], [], [], 0.005)
         return [link.answer or link.silence() for link in links]
     finally:
         for link in links:
@@ -79,20 +78,22 @@ def ask(services: list[tuple[str, Any]], curve_dir: str = "") -> list[Answer]:
 class _Question:
     """One socket with a request on its way."""
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, kind: Any, curve_dir: str
-    ) -> None:
+    def __init__(self, context: Any, endpoint: str, kind: Any, curve_dir: str) -> None:
         self.answer: Answer | None = None
-        self.socket = wire.dealer(context, endpoint, curve_dir, immediate=True)
         self._endpoint = endpoint
         self._sent = False
         self._link = wire.Link[Any](
-            self.socket, kind, new_identity("-", "status"), HybridLogicalClock()
+            wire.dealer(context, endpoint, curve_dir, immediate=True),
+            kind,
+            new_identity("-", "status"),
+            HybridLogicalClock(),
         )
 
     def look(self, begin_ns: int) -> None:
         """Ask as soon as there is a connection; take the answer."""
         self._sent = self._sent or self._link.send(StatusRequest())
+        if self.answer is None:
+            self._link.poll(_POLL_MS)
         while self.answer is None and (message := self._link.receive()) is not None:
             if isinstance(message.body, StatusReply):
                 took = (mono_ns() - begin_ns) / 1e6
