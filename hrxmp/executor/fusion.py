@@ -61,26 +61,31 @@ def fuse_layers(
 
 def fuse_program(
     traits: DeviceTraits, commands: tuple[Command, ...], state: int
-) -> tuple[Command, ...]:
-    """All commands of a program as one, where the device can; `state` is the slot of STATE.
+) -> tuple[tuple[Command, ...], tuple[int, ...]]:
+    """All commands of a program as one, where the device can, and the program's own memory.
 
     Slots are planned for the commands one after the other, and so the one launch does them.
+    `state` is the slot of STATE; the program's own memory has the slots that follow.
     """
     fused = nvidia_program.fuse(
         traits, [item.launch for item in commands], [item.slots for item in commands]
     )
     if fused is None:
-        return commands
+        return commands, ()
     nbytes = {item.slots[name]: size for item in commands for name, size in item.nbytes.items()}
-    slots = {**fused.slots, "state": state}
-    return (
+    nbytes |= {state: STATE_BYTES, state + 1: fused.table_bytes}
+    launches = [(launch, {**slots, "table": state + 1}, True) for launch, slots in fused.first]
+    launches.append((fused.launch, {"addresses": state + 1, "state": state}, False))
+    return tuple(
         Command(
             node=commands[-1].node,
-            launch=fused.launch,
+            launch=launch,
             slots=slots,
-            nbytes={name: nbytes.get(slot, STATE_BYTES) for name, slot in slots.items()},
-        ),
-    )
+            nbytes={name: nbytes[slot] for name, slot in slots.items()},
+            once=once,
+        )
+        for launch, slots, once in launches
+    ), (fused.table_bytes,)
 
 
 def _numbers(commands: list[Emitted]) -> dict[Memory, int]:

@@ -21,8 +21,9 @@ _KEPT = 64
 class Command(msgspec.Struct, frozen=True, kw_only=True):
     """One launch and the memory slot of each operand. `node` is the graph node it completes.
 
-    Slots number the graph's storages first, then the arena's, then the shared state. Operands
-    begin at their slot's first byte; offsets are arguments of the launch.
+    Slots number the graph's storages first, then the arena's, then the shared state, then memory
+    of the program's own. Operands begin at their slot's first byte; offsets are arguments of the
+    launch.
     """
 
     node: int
@@ -30,6 +31,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     slots: dict[str, int]
     nbytes: dict[str, int] = {}
     """Bytes of each operand; its slot may have more."""
+    once: bool = False
+    """It writes the program's own memory, and need not be repeated."""
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +50,8 @@ class GraphProgram(msgspec.Struct, frozen=True, kw_only=True):
     program: int
     commands: tuple[Command, ...]
     arena_bytes: tuple[int, ...]
+    own_bytes: tuple[int, ...] = ()
+    """Memory that no other program shares."""
     inputs: dict[str, Port]
     outputs: dict[str, Port]
 

@@ -60,6 +60,10 @@ class Memory:
             found[slot] = self._arena[rank]
         return [found[slot] for slot in range(len(sizes))]
 
+    def own(self, nbytes: int) -> cl.Buffer:
+        """A buffer that only the caller uses."""
+        return self._allocate(nbytes, "programs")
+
     def state(self) -> cl.Buffer:
         """Counters of launches that run in phases: zero before and after each of them."""
         if self._state is None:

@@ -158,9 +158,11 @@ class Builder:
             )
             for item in commands
         )
+        final, own_bytes = fuse_program(self.traits, placed, slots[STATE])
         return GraphProgram(
             program=number,
-            commands=fuse_program(self.traits, placed, slots[STATE]),
+            commands=final,
+            own_bytes=own_bytes,
             arena_bytes=arena_bytes,
             inputs={name: port(slots[memory]) for name, (memory, port) in inputs.items()},
             outputs={name: port(slots[memory]) for name, (memory, port) in outputs.items()},

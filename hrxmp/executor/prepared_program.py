@@ -47,18 +47,25 @@ class PreparedProgram:
         self._device = device
         self._buffers = [memory.buffer(storage) for storage in storages]
         self._buffers += [*memory.arena(program.arena_bytes), memory.state()]
+        self._buffers += [memory.own(nbytes) for nbytes in program.own_bytes]
+        self._bound = 0
         self._launches: list[tuple[cl.Kernel, tuple[int, ...], tuple[int, ...]]] = []
         self._held: dict[str, Array] = {}
 
     @property
     def bound(self) -> int:
         """How many commands have their kernel, from the first on."""
-        return len(self._launches)
+        return self._bound
+
+    @property
+    def repeated(self) -> list[Command]:
+        """The commands of a replay."""
+        return [command for command in self.program.commands if not command.once]
 
     @property
     def ready(self) -> bool:
         """Whether every command has its kernel."""
-        return len(self._launches) == len(self.program.commands)
+        return self._bound == len(self.program.commands)
 
     def add(self, command: Command, kernel: cl.Kernel) -> None:
         """Bind the next command to a kernel object of its own, and enqueue it a first time."""
@@ -70,7 +77,9 @@ class PreparedProgram:
         kernel.set_args(*args)
         ready = kernel, launch.global_size, launch.variant.local_size
         self._cl.enqueue_nd_range_kernel(self._device.queue, *ready)
-        self._launches.append(ready)
+        self._bound += 1
+        if not command.once:
+            self._launches.append(ready)
 
     def launch_all(self) -> None:
         """Enqueue all commands bound so far, in order."""

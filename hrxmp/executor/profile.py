@@ -82,7 +82,7 @@ class Profile:
 
     def _note(self, prepared: PreparedProgram, spans: list[tuple[int, int]]) -> None:
         last_end = spans[0][0] if spans else 0
-        for command, (start, end) in zip(prepared.program.commands, spans, strict=True):
+        for command, (start, end) in zip(prepared.repeated, spans, strict=True):
             label = command.launch.variant.label()
             row = self._kernels.get(label)
             if row is None:

@@ -18,45 +18,61 @@ from hrxmp.kernels.definition import Argument, DeviceTraits, KernelDefinition
 from hrxmp.kernels.keys import Param, Variant
 from hrxmp.kernels.launch import Launch
 
-INTS, FLOATS, BUFFERS = 20, 10, 260
+INTS, FLOATS = 20, 10
 """Arguments of each kind, as in `cl/nv_arguments.h`."""
+ADDRESSES = 60
+"""Buffers of one launch of `cl/nv_addresses.cl`."""
 STEPS = 12
 _WIDTH = 16
-_LX = 1024
+_LX = 512
 _ATTENTION = ("HEAD_DIM", "HEADS", "KV_HEADS", "KV", "N_DIMS", "NEOX", "FACTORS", "ROPE")
 _PRODUCT = ("W0", "W1", "W2", "K", "N0", "N1", "N2", "EPILOGUE", "NORM", "PACKED", "ROWS", "SPLIT")
 
 
-def _names() -> dict[str, list[str]]:
-    return {
-        "int": [f"i{n:02}" for n in range(INTS)],
-        "float": [f"f{n:02}" for n in range(FLOATS)],
-        "buffer": [f"b{n:03}" for n in range(BUFFERS)],
-    }
+_INT_NAMES = [f"i{n:02}" for n in range(INTS)]
+_FLOAT_NAMES = [f"f{n:02}" for n in range(FLOATS)]
+_ADDRESS_NAMES = [f"b{n:02}" for n in range(ADDRESSES)]
 
-
-NV_PROGRAM = KernelDefinition(
-    name="nv_program",
-    source="nv_program.cl",
-    entry_point="nv_program",
-    params=("FORM", *_ATTENTION, "ROW", "COMMANDS", *(f"S{n}" for n in range(STEPS)), "PLAN"),
-    args=(
-        *(Argument(name=name, kind="int") for name in _names()["int"]),
-        *(Argument(name=name, kind="float") for name in _names()["float"]),
-        *(Argument(name=name, kind="buffer") for name in _names()["buffer"]),
-        Argument(name="state", kind="buffer"),
+DEFINITIONS = (
+    KernelDefinition(
+        name="nv_program",
+        source="nv_program.cl",
+        entry_point="nv_program",
+        params=(
+            *("FORM", *_ATTENTION, "ROW", "COMMANDS", "BUFFERS"),
+            *(f"S{n}" for n in range(STEPS)),
+            "PLAN",
+        ),
+        args=(
+            *(Argument(name=name, kind="int") for name in _INT_NAMES),
+            *(Argument(name=name, kind="float") for name in _FLOAT_NAMES),
+            *(Argument(name=name, kind="buffer") for name in ("addresses", "state")),
+        ),
+    ),
+    KernelDefinition(
+        name="nv_addresses",
+        source="nv_addresses.cl",
+        entry_point="nv_addresses",
+        params=("FORM",),
+        args=(
+            *(Argument(name=name, kind="int") for name in ("count", "first")),
+            *(Argument(name=name, kind="buffer") for name in _ADDRESS_NAMES),
+            Argument(name="table", kind="buffer"),
+        ),
     ),
 )
 
-DEFINITIONS = (NV_PROGRAM,)
-
 
 class FusedProgram(msgspec.Struct, frozen=True, kw_only=True):
-    """One launch for a whole program. It also takes `state`: zero before and after each launch."""
+    """One launch for a whole program: operands `addresses` and `state` (zero before and after).
+
+    `first` are launches that come before it once, with their operands' slots; they also take
+    `table`: memory of `table_bytes` that is the program's own, which is `addresses` then.
+    """
 
     launch: Launch
-    slots: dict[str, int]
-    """Operand name -> slot; without `state`."""
+    first: tuple[tuple[Launch, dict[str, int]], ...]
+    table_bytes: int
 
 
 class _Plan:
@@ -68,7 +84,6 @@ class _Plan:
         self.ints: dict[int, int] = {1: 0}  # i00 is m: a dry launch has it zero
         self.floats: dict[float, int] = {}
         self.buffers: dict[int, int] = {}
-        self.written: set[int] = set()
         self.attention: tuple[tuple[str, Param], ...] = ()
         self.row = 16
 
@@ -83,7 +98,6 @@ class _Plan:
             else:
                 numbers.append(self.floats.setdefault(arg, len(self.floats)))
         self.numbers += numbers + [0] * (_WIDTH - len(numbers))
-        self.written |= {self.buffers[slots[name]] for name in launch.writes}
         params = dict(launch.variant.params)
         if launch.variant.definition == "nv_attend":
             self.attention = tuple((name, params[name]) for name in _ATTENTION)
@@ -96,7 +110,6 @@ class _Plan:
             len(self.steps) <= STEPS
             and len(self.ints) <= INTS
             and len(self.floats) <= FLOATS
-            and len(self.buffers) <= BUFFERS
             and bool(self.attention)
         )
 
@@ -142,40 +155,56 @@ def _step(launch: Launch) -> str:
 
 
 def _fused(traits: DeviceTraits, plan: _Plan, launches: Sequence[Launch]) -> FusedProgram:
-    names = _names()
     steps = [*plan.steps, *["idle"] * (STEPS - len(plan.steps))]
     params = {
         "FORM": nvidia.form(traits),
         **dict(plan.attention),
         "ROW": plan.row,
         "COMMANDS": len(launches),
+        "BUFFERS": len(plan.buffers),
         **{f"S{n}": step for n, step in enumerate(steps)},
         "PLAN": ",".join(map(str, plan.numbers)),
     }
     groups = 1 if traits.is_cpu else traits.compute_units
-    held = names["buffer"][: len(plan.buffers)]
+    slots = list(plan.buffers)
     return FusedProgram(
         launch=Launch(
             variant=Variant(
-                definition=NV_PROGRAM.name, params=tuple(params.items()), local_size=(_LX,)
+                definition="nv_program", params=tuple(params.items()), local_size=(_LX,)
             ),
             args=(
                 *_padded(list(plan.ints), INTS, 0),
                 *_padded(list(plan.floats), FLOATS, 0.0),
-                *held,
-                *[held[0]] * (BUFFERS - len(held)),
-                "state",
+                *("addresses", "state"),
             ),
             global_size=(groups * _LX,),
-            writes=(*(held[n] for n in sorted(plan.written)), "state"),
+            writes=("state",),
             flops=sum(launch.flops for launch in launches),
             nbytes=sum(launch.nbytes for launch in launches),
         ),
-        slots=dict(zip(held, plan.buffers, strict=True)),
+        first=tuple(
+            _addresses(traits, slots[at : at + ADDRESSES], at)
+            for at in range(0, len(slots), ADDRESSES)
+        ),
+        table_bytes=8 * len(slots),
     )
 
 
-def _padded(values: list[Any], count: int, rest: float) -> list[Any]:
+def _addresses(traits: DeviceTraits, slots: list[int], first: int) -> tuple[Launch, dict[str, int]]:
+    """Writes where these slots' buffers lie into the table, from entry `first` on."""
+    names = _ADDRESS_NAMES[: len(slots)]
+    launch = Launch(
+        variant=Variant(
+            definition="nv_addresses", params=(("FORM", nvidia.form(traits)),), local_size=(1,)
+        ),
+        args=(len(slots), first, *_padded(names, ADDRESSES, names[0]), "table"),
+        global_size=(1,),
+        writes=("table",),
+    )
+    return launch, dict(zip(names, slots, strict=True))
+
+
+def _padded(values: list[Any], count: int, rest: Any) -> list[Any]:
     return values + [rest] * (count - len(values))
 
 

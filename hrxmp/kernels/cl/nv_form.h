@@ -105,13 +105,6 @@ INLINE uint4 load_shared(global const uchar *p) {
 #endif
 }
 
-// Start to bring the line at p near; nothing waits for it.
-INLINE void prefetch_line(global const uchar *p) {
-#if PTX
-    asm volatile("prefetch.global.L2 [%0];" : : "l"((ulong)p));
-#endif
-}
-
 // Two halves in a dword.
 INLINE float2 halves_of(uint pair) {
 #if PTX

@@ -42,10 +42,12 @@ INLINE void give_up(void) {
 #endif
 }
 
-// Until `count` arrivals in all.
-INLINE void await(volatile global uint *arrived, uint count) {
+// Until all groups are here: `count` arrivals since the launch began.
+INLINE void meet(volatile global uint *arrived, uint count) {
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
     if (get_local_id(0) == 0) {
         int polls = 0;
+        arrive(arrived);
         while (arrivals(arrived) < count)
             if (++polls > MOST_POLLS)
                 give_up();

@@ -188,21 +188,6 @@ INLINE Tile own_tile(Shape s, Operands o, int first, int stride) {
     return tile_at(s, o, min(first + slot * stride, tile_count(s) - 1));
 }
 
-// Bring the first tiles near, before x is ready.
-INLINE void warm_weights(Shape s, Operands o) {
-#if PTX
-    Tile tile = own_tile(s, o, get_group_id(0), get_num_groups(0));
-    int format = format_of(s, tile.weight), part = get_local_id(0) / WARP % s.split;
-    global const uchar *rows[MAX_SUMS];
-    rows_of(s, format, tile, o.w1, rows);
-    int begin = (part * WARP + get_local_id(0) % WARP) * 128, step = s.split * WARP * 128;
-#pragma unroll
-    for (int i = 0; i < sums_of(s); i++)
-        for (int at = begin; at < row_bytes(format, s.k); at += step)
-            prefetch_line(rows[i] + at);
-#endif
-}
-
 INLINE void mat_vec(Shape s, Operands o, Desk desk) {
     int stride = get_num_groups(0), part = get_local_id(0) / WARP % s.split;
     load_row(s, o, desk);

@@ -2,8 +2,8 @@
 // take part in each, with a barrier of all groups between them.
 //
 // PLAN has WIDTH numbers a command: which STEP, then for each argument of that step's kernel its
-// place among the launch's ints, floats or buffers. S0 .. S11 are the steps: kernels with their
-// sizes. While groups wait for each other they bring the next command's weights near.
+// place among the launch's ints and floats or the table of addresses. S0 .. S11 are the steps: kernels with their
+// sizes.
 
 #include "nv_arguments.h"
 #include "nv_attention.h"
@@ -57,26 +57,18 @@ INLINE void get_row_step(int format, int k, constant int *command, Table table) 
                   BUFFER(float, 6) + INT(3));
 }
 
-// A step is one of these; `run` tells doing it from preparing it.
+// A step is one of these.
 #define product(w0, w1, w2, k, n0, n1, n2, epilogue, norm, packed, rows, split)                    \
     {                                                                                              \
         const Shape shape = {FORMAT(w0), FORMAT(w1), FORMAT(w2), k, n0, n1, n2,                    \
                              EPILOGUE_OF(epilogue), norm, packed, rows, split};                    \
-        Operands operands = operands_of(command, table);                                           \
-        if (run)                                                                                   \
-            mat_vec(shape, operands, table.desk);                                                  \
-        else                                                                                       \
-            warm_weights(shape, operands);                                                         \
+        mat_vec(shape, operands_of(command, table), table.desk);                                   \
     }
-#define attention                                                                                  \
-    if (run)                                                                                       \
-        attend_step(command, table);
-#define embedding(format, k)                                                                       \
-    if (run)                                                                                       \
-        get_row_step(FORMAT(format), k, command, table);
+#define attention attend_step(command, table);
+#define embedding(format, k) get_row_step(FORMAT(format), k, command, table);
 #define idle
 
-INLINE void do_step(bool run, constant int *command, Table table) {
+INLINE void do_step(constant int *command, Table table) {
     switch (command[0]) {
     case 0: S0 break;
     case 1: S1 break;
@@ -93,7 +85,7 @@ INLINE void do_step(bool run, constant int *command, Table table) {
     }
 }
 
-KERNEL nv_program(ARGUMENTS) {
+KERNEL nv_program(NUMBERS global const ulong *addresses, volatile global uint *state) {
     local uint row[ROW] __attribute__((aligned(16)));
     local float results[WARPS * MAX_SUMS], scratch[LX], floats[FLOATS];
     local Attending attending;
@@ -102,19 +94,15 @@ KERNEL nv_program(ARGUMENTS) {
     if (i00 == 0)
         return;
     if (get_local_id(0) == 0)
-        PUT_ARGUMENTS(ints, floats, buffers)
+        PUT_NUMBERS(ints, floats)
+    for (int i = get_local_id(0); i < BUFFERS; i += LX)
+        buffers[i] = addresses[i];
     barrier(CLK_LOCAL_MEM_FENCE);
     Table table = {ints, floats, buffers, &attending, {row, results, scratch}};
-    do_step(false, plan, table);
     for (int at = 0; at < COMMANDS; at++) {
-        do_step(true, plan + at * WIDTH, table);
-        if (at + 1 == COMMANDS)
-            break;
-        barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-        if (get_local_id(0) == 0)
-            arrive(state);
-        do_step(false, plan + (at + 1) * WIDTH, table);
-        await(state, (at + 1) * get_num_groups(0));
+        do_step(plan + at * WIDTH, table);
+        if (at + 1 < COMMANDS)
+            meet(state, (at + 1) * get_num_groups(0));
     }
     leave(state, COMMANDS - 1);
 }
