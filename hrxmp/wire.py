@@ -19,7 +19,6 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import zmq
 import zmq.auth
-from zmq.auth.thread import ThreadAuthenticator
 
 from hrxmp.clock import HybridLogicalClock, mono_ns, wall_ns
 from hrxmp.errors import UsageError
@@ -208,6 +207,8 @@ def doorkeeper(
         yield
         return
     check_endpoint(endpoint, curve_dir)
+    from zmq.auth.thread import ThreadAuthenticator  # brings asyncio: tcp only
+
     keeper = ThreadAuthenticator(context)
     keeper.start()
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -184,6 +183,8 @@ def say(text: str) -> None:
 
 
 def _versions() -> dict[str, str]:
+    from importlib.metadata import version  # slow, and only a traced run tells versions
+
     packages = ("pyopencl", "pyzmq", "msgspec", "numpy")
     found = {name: version(name) for name in packages}
     return {"hrxmp": hrxmp.__version__, "python": platform.python_version(), **found}
