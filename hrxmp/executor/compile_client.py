@@ -43,6 +43,8 @@ Accepted = Callable[[str], None]
 
 _HELLO_AGAIN_NS = 300_000_000
 _IDLE_MS = 250
+_STOOD_STILL_NS = 1_000_000_000
+"""The thread looks every quarter of a second; a longer gap means that it could not run."""
 _GOODBYE_S = 1.0
 
 
@@ -159,6 +161,7 @@ class CompileClient:
         self._welcome = False
         self._heartbeat_ns = 500_000_000
         self._heard_ns = mono_ns()
+        self._looked_ns = mono_ns()
         self._said_hello_ns = 0
         self.reconnections = 0
 
@@ -299,6 +302,9 @@ class CompileClient:
 
     def _expire(self, now: int) -> None:
         """Give up on requests that no pool was there for."""
+        if now - self._looked_ns > _STOOD_STILL_NS:
+            self._heard_ns = now  # this process was stopped: the silence was not the pool's
+        self._looked_ns = now
         if now - self._heard_ns < self._pool_timeout_ns:
             return
         self._welcome = False

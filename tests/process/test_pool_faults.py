@@ -469,3 +469,28 @@ def test_a_dead_client_is_noticed_by_its_handle() -> None:
         start = time.monotonic()
         pool.until(lambda r: r.runs == ())
         assert time.monotonic() - start < allowed(1.0)
+
+
+def test_an_executor_that_stood_still_does_not_take_that_for_the_pool_s_silence() -> None:
+    """Stopped for longer than it would wait for a lost pool; its answer came in the meantime."""
+    with running_pool() as pool:
+        program = (
+            "import pathlib\n"
+            "from tests.process.pool_fixture import PoolProcess, make_request, outcome\n"
+            f"pool = PoolProcess(pathlib.Path({str(pool.folder)!r}), pool_timeout_s=1.0)\n"
+            "client = pool.client('the-run')\n"
+            "assert outcome(client.request(make_request(), 1)).error is None\n"
+            "ticket = client.request(make_request(do='sleep', arg='0.5'), 1)\n"
+            "print('asked', flush=True)\n"
+            "print(outcome(ticket).outcome, flush=True)\n"
+            "client.close()\n"
+        )
+        other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        assert other.stdout is not None
+        assert other.stdout.readline() == "asked\n"
+        other.send_signal(signal.SIGSTOP)
+        time.sleep(2.5)  # standing still is the fault itself
+        other.send_signal(signal.SIGCONT)
+        assert other.stdout.readline() == "ok\n"
+        assert other.wait(10) == 0
+        other.stdout.close()
