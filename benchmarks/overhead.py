@@ -1,7 +1,9 @@
 """What tracing costs: off, on, and in system calls. Prints a table; `--json` prints the numbers.
 
 off    the checks that a warm execution makes although tracing is off, in nanoseconds
-on     tg128 traced and untraced, in turns, medians of all samples
+on     tg128 traced and untraced, in turns, medians of all samples; what the two records of a warm
+       execution take; and in one process, where token after token is decoded with the tracer and
+       without it in turns, which a busy machine disturbs less
 calls  system calls of 200 warm executions (strace): the executor's own against the bare launches
        of the same prepared program
 
@@ -18,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import timeit
 from pathlib import Path
 from typing import Any
@@ -40,11 +43,16 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--calls-of", choices=("executor", "launches"), help=argparse.SUPPRESS)
+    parser.add_argument("--paired", metavar="MODEL", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.paired:
+        print(json.dumps(decode_in_turns(args.paired, args.rounds)))
+        return
     if args.calls_of:
         warm_executions(bare=args.calls_of == "launches")
         return
-    found = {"off_ns": off(), **on(args.model, args.rounds), **calls()}
+    found = {"off_ns": off(), **paired(args.model, args.rounds)}
+    found |= {**on(args.model, args.rounds), **calls()}
     if args.json:
         print(json.dumps(found))
         return
@@ -103,6 +111,62 @@ def tg128(model: str, folder: Path, traced: bool) -> list[float]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     (row,) = json.loads(done.stdout)
     return list(row["samples_ts"])
+
+
+def paired(model: str, rounds: int) -> dict[str, Any]:
+    """The same process, tracer on and off in turns."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace = ["--trace", "--trace-output", str(Path(folder) / "trace")]
+        command = [*RUN, *trace, __file__, "--paired", model, "--rounds", str(rounds)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+
+def decode_in_turns(model: str, rounds: int) -> dict[str, Any]:
+    """Medians of a decode's time with and without the tracer, token by token in turns."""
+    import hrxmp
+    from hrxmp.models import files
+    from hrxmp.models.generator import LlamaModel
+
+    executor = hrxmp.connect()
+    llama = LlamaModel.load(executor, files.resolve(model), context=256)
+    tracer = executor.tracer
+    times: dict[bool, list[float]] = {False: [], True: []}
+    llama.prefill(list(range(1, 17)))
+    for token in range(rounds * 128):
+        for traced in (True, False) if token % 2 else (False, True):
+            executor.tracer = tracer if traced else None
+            llama.length = 16 + token % 128
+            begin = time.perf_counter()
+            llama.decode(token % 1000 + 1)
+            times[traced].append(time.perf_counter() - begin)
+    executor.tracer = tracer
+    plain, with_trace = (statistics.median(times[traced]) for traced in (False, True))
+    return {
+        "paired_token_us": round(plain * 1e6, 1),
+        "paired_cost_percent": round((with_trace / plain - 1) * 100, 3),
+        "paired_tokens": len(times[True]),
+        "records_us": round(records_us(tracer), 2),
+    }
+
+
+def records_us(tracer: Any) -> float:
+    """Microseconds that the two records of a warm execution take the executor."""
+    from hrxmp import records
+
+    begin_fields = {"uid": 3, "nodes": 1000}
+    flags = dict.fromkeys(("program_hit", "prepared_hit", "replayed"), True)
+    names = ("requests", "compiles", "joins", "disk_hits", "memory_hits", "driver_compiles")
+    counts = dict.fromkeys((*names, "failures", "waits", "wait_ns"), 0)
+    end_fields = {"uid": 3, "outcome": "ok", "error": None, "program": 1, "dur_ns": 10**7}
+    taken = []
+    for exec_id in range(10**9, 10**9 + 2000):
+        begin = time.perf_counter()
+        tracer.emit(records.GraphBegin, exec_id=exec_id, **begin_fields)
+        tracer.emit(records.GraphEnd, exec_id=exec_id, **end_fields, **flags, **counts)
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken) * 1e6
 
 
 # -- system calls ----------------------------------------------------------------------------
