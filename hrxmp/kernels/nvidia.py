@@ -21,7 +21,7 @@ from hrxmp.kernels.product import OPERANDS, STRIDES, Product
 Params = tuple[tuple[str, Param], ...]
 
 WARP = 32
-_LX = 512
+_LX = 1024
 _ATTEND_LX = 256
 _PACK_LX = 256
 _TILE_ROWS, _TILE_TOKENS = 64, 128

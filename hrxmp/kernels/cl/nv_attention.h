@@ -38,27 +38,12 @@ typedef struct {
     local const float *query, *fresh;
 } Seen;
 
-// One head of q or k, rotated, into local memory.
-INLINE void rotate_head(global const float *x, int position, float freq_base, float freq_scale,
-                        global const float *factors, local float *y) {
-    for (int i = get_local_id(0); i < HEAD_DIM; i += LX)
-        y[i] = x[i];
-    barrier(CLK_LOCAL_MEM_FENCE);
-    int i = get_local_id(0);
-    if (i < PAIRS) {
-        float angle = angle_of(i, position, freq_base, freq_scale, factors);
-        float c = cos(angle), s = sin(angle), a = y[FIRST_OF(i)], b = y[SECOND_OF(i)];
-        y[FIRST_OF(i)] = a * c - b * s;
-        y[SECOND_OF(i)] = a * s + b * c;
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-}
-
 // Scores of rows start..start + count - 1; every item gets the highest.
 INLINE float score_tile(Seen seen, int start, int count, local float *scores,
                         local float *scratch) {
     int lane = get_local_id(0) % SCORE_LANES, row = get_local_id(0) / SCORE_LANES;
     float top = -INFINITY;
+#pragma unroll 4
     for (int pass = 0; pass < count; pass += LX / SCORE_LANES) {
         int at = pass + row;
         float score = 0.0f;
@@ -84,6 +69,7 @@ INLINE float score_tile(Seen seen, int start, int count, local float *scores,
 // sum += weights times rows of v, this item's four elements of its slice.
 INLINE float4 add_tile(Seen seen, int start, int count, local const float *scores, float4 sum) {
     int quad = get_local_id(0) % QUADS * 4, slice = get_local_id(0) / QUADS;
+#pragma unroll 4
     for (int pass = 0; pass < count; pass += SLICES) {
         int at = pass + slice;
         if (slice < SLICES && at < count) {
@@ -131,9 +117,30 @@ INLINE void attend(Seen seen, local float *scores, local float4 *sums, local flo
 
 // Local memory of a group.
 typedef struct {
-    float query[HEAD_DIM], fresh[2 * HEAD_DIM], scores[TILE];
+    float query[HEAD_DIM], fresh[2 * HEAD_DIM], scores[TILE];  // fresh: the newest k and v
     float4 sums[LX];
 } Attending;
+
+// The head of q, and the newest k and v, from rows of q, k, v side by side; q and k rotated.
+INLINE void take_heads(global const float *q, int head, int position, float freq_base,
+                       float freq_scale, global const float *factors, local Attending *own) {
+    global const float *k = q + (HEADS + head / SHARED) * HEAD_DIM;
+    for (int i = get_local_id(0); i < HEAD_DIM; i += LX) {
+        own->query[i] = q[head * HEAD_DIM + i];
+        own->fresh[i] = k[i];
+        own->fresh[HEAD_DIM + i] = k[KV_WIDTH + i];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = get_local_id(0); i < 2 * PAIRS; i += LX) {
+        local float *x = i < PAIRS ? own->query : own->fresh;
+        float angle = angle_of(i % PAIRS, position, freq_base, freq_scale, factors);
+        float c = cos(angle), s = sin(angle);
+        float a = x[FIRST_OF(i % PAIRS)], b = x[SECOND_OF(i % PAIRS)];
+        x[FIRST_OF(i % PAIRS)] = a * c - b * s;
+        x[SECOND_OF(i % PAIRS)] = a * s + b * c;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+}
 
 INLINE void attend_head(int head, int position, int capacity, float scale, float freq_base,
                         float freq_scale, global const float *q, global const float *factors,
@@ -142,28 +149,20 @@ INLINE void attend_head(int head, int position, int capacity, float scale, float
     local float *query = own->query, *fresh = own->fresh;
     int item = get_local_id(0), kv_head = head / SHARED, newest = -1;
 #if ROPE
-    rotate_head(q + head * HEAD_DIM, position, freq_base, freq_scale, factors, query);
-    global const float *keys = q + HEADS * HEAD_DIM + kv_head * HEAD_DIM;
-    rotate_head(keys, position, freq_base, freq_scale, factors, fresh);
-    if (item < HEAD_DIM) {
-        fresh[item] = as_cached(fresh[item]);
-        fresh[HEAD_DIM + item] = as_cached(keys[KV_WIDTH + item]);
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
+    take_heads(q, head, position, freq_base, freq_scale, factors, own);
+    for (int i = item; i < 2 * HEAD_DIM; i += LX)
+        fresh[i] = as_cached(fresh[i]);
     bool inside = position >= 0 && position < capacity;
     newest = position;
-    if (inside && item < HEAD_DIM && head % SHARED == 0) {
-        size_t at = (size_t)position * KV_WIDTH + kv_head * HEAD_DIM + item;
-        cache_store(fresh[item], at, k_cache);
-        cache_store(fresh[HEAD_DIM + item], at, v_cache);
-    }
+    for (int i = item; i < 2 * HEAD_DIM && inside && head % SHARED == 0; i += LX)
+        cache_store(fresh[i], (size_t)position * KV_WIDTH + kv_head * HEAD_DIM + i % HEAD_DIM,
+                    i < HEAD_DIM ? k_cache : v_cache);
 #else
-    if (item < HEAD_DIM)
-        query[item] = q[head * HEAD_DIM + item];
-    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = item; i < HEAD_DIM; i += LX)
+        query[i] = q[head * HEAD_DIM + i];
 #endif
-    if (item < HEAD_DIM)
-        query[item] *= scale;
+    for (int i = item; i < HEAD_DIM; i += LX)
+        query[i] *= scale;
     barrier(CLK_LOCAL_MEM_FENCE);
     Seen seen = {k_cache + kv_head * HEAD_DIM, v_cache + kv_head * HEAD_DIM,
                  min(position + 1, capacity), newest, query, fresh};

@@ -134,11 +134,16 @@ INLINE void dot_tile(Shape s, int format, Tile tile, global const uchar *up, int
     global const uchar *rows[MAX_SUMS];
     rows_of(s, format, tile, up, rows);
     int passes = (chunks_of(s) + WARP * s.split - 1) / (WARP * s.split);
-    for (int pass = 0; pass < passes; pass++) {
-        int chunk = (pass * s.split + part) * WARP + get_local_id(0) % WARP;
-        if (chunk < chunks_of(s))
-            dot_chunk(s, format, rows, chunk, row, sums);
+    int first = part * WARP + get_local_id(0) % WARP, step = s.split * WARP;
+    if (sums_of(s) <= 2 && chunks_of(s) % step == 0) {
+#pragma unroll 4
+        for (int pass = 0; pass < passes; pass++)  // several chunks on their way at a time
+            dot_chunk(s, format, rows, pass * step + first, row, sums);
+        return;
     }
+    for (int pass = 0; pass < passes; pass++)
+        if (pass * step + first < chunks_of(s))
+            dot_chunk(s, format, rows, pass * step + first, row, sums);
 }
 
 // The formats are told apart here, so that the code for each is fixed.
