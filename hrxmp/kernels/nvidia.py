@@ -21,7 +21,7 @@ from hrxmp.kernels.product import OPERANDS, STRIDES, Product
 Params = tuple[tuple[str, Param], ...]
 
 WARP = 32
-_LX = 1024
+_LX = 512
 _ATTEND_LX = 256
 _PACK_LX = 256
 _TILE_ROWS, _TILE_TOKENS = 64, 128
@@ -326,12 +326,11 @@ def _check(product: Product) -> None:
 def _tile(traits: DeviceTraits, product: Product) -> tuple[int, int]:
     """Rows a warp takes at once, and warps that share a row: enough of both to fill the device."""
     warps = traits.compute_units * (_LX // WARP)
-    counts = product.rows[:1] if product.epilogue == "swiglu" else product.rows
-    total, halves = sum(counts), 1 + (product.epilogue == "swiglu")
-    rows = next((r for r in (4, 2) if total >= r * warps and r * halves <= 4), 1)
-    if product.epilogue == "swiglu" and 2 * total > 2 * warps:
-        rows = 2
-    chunks = product.k // _chunk(product.weights[0].dtype)
+    half = product.epilogue == "swiglu"
+    total = sum(product.rows[:1] if half else product.rows)
+    rows = next(r for r in (1, 2, 4) if total <= r * warps or r == (2 if half else 4))
+    dtype = product.weights[0].dtype
+    chunks = product.k // (64 if dtype.block == 256 else _chunk(dtype))
     split = 1
     while split < 8 and total * split * 2 <= rows * warps and chunks >= 2 * WARP * split:
         split *= 2

@@ -24,7 +24,7 @@ ADDRESSES = 60
 """Buffers of one launch of `cl/nv_addresses.cl`."""
 STEPS = 12
 _WIDTH = 16
-_LX = 1024
+_LX = 512
 _ATTENTION = ("HEAD_DIM", "HEADS", "KV_HEADS", "KV", "N_DIMS", "NEOX", "FACTORS", "ROPE")
 _PRODUCT = ("W0", "W1", "W2", "K", "N0", "N1", "N2", "EPILOGUE", "NORM", "PACKED", "ROWS", "SPLIT")
 
@@ -210,4 +210,4 @@ def _padded(values: list[Any], count: int, rest: Any) -> list[Any]:
 
 def _row_words(k: int, packed: bool) -> int:
     """ROW_WORDS of `cl/nv_row.h`."""
-    return k // 2 + k // 32 + k // 16 if packed else k
+    return (k + -(-k // 64) * 16) // 2 + k // 32 + k // 16 if packed else k

@@ -173,6 +173,50 @@ INLINE Chunk chunk_of(int format, global const uchar *row, int chunk, int k) {
     }
 }
 
+// Two chunks of Q4_K, Q5_K or Q6_K as they are read: 64 weights, 32 low and 32 high nibbles.
+typedef struct {
+    uint4 quants0, quants1, bits0, bits1, head;
+    uint scales;
+    float super;
+} Unit;
+
+INLINE bool has_units(int format) { return format >= FORMAT_q4_k; }
+
+INLINE int low_block(int format, int unit) { return low_run(format, 2 * unit); }
+INLINE int high_block(int format, int unit) { return high_run(format, 2 * unit); }
+
+INLINE Unit unit_of(int format, global const uchar *row, int unit, int k) {
+    Unit u;
+    global const uchar *quants = row + unit * 32;
+    if (format == FORMAT_q6_k) {
+        global const uchar *bits = row + k / 2 + unit / 2 * 32;
+        global const uchar *scales = row + k / 2 + k / 4 + low_block(format, unit) / 16;
+        u.bits0 = load_shared(bits);
+        u.bits1 = load_shared(bits + 16);
+        u.scales = *(global const ushort *)scales | *(global const ushort *)(scales + 4) << 16;
+        u.super = half_at(row + k / 2 + k / 4 + k / 16 + unit / 4 * 2);
+    } else {
+        int bits = format == FORMAT_q5_k ? 32 : 0;
+        global const uchar *block = row + unit / 4 * (144 + bits);
+        u.head = load_shared(block);
+        if (format == FORMAT_q5_k) {
+            u.bits0 = load_shared(block + 16);
+            u.bits1 = load_shared(block + 32);
+        }
+        quants = block + 16 + bits + unit % 4 * 32;
+    }
+    u.quants0 = load_stream(quants);
+    u.quants1 = load_stream(quants + 16);
+    return u;
+}
+
+// Bits of the high planes, in place above the nibbles, for the low or the high block.
+INLINE uint4 bits_of(int format, uint4 bits, int unit, int high) {
+    if (format == FORMAT_q6_k)
+        return (bits >> (uint)(unit % 2 * 2 + high * 4) & 0x03030303u) << 4;
+    return (bits >> (uint)(unit % 4 * 2 + high) & 0x01010101u) << 4;
+}
+
 INLINE void store_run(uint4 quants, float scale, float add, global float *y) {
     uint words[4] = {quants.x, quants.y, quants.z, quants.w};
     for (int i = 0; i < 4; i++)

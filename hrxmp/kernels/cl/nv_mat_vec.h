@@ -82,7 +82,7 @@ INLINE void load_row(Shape s, Operands o, Desk desk) {
         if (s.norm && element < s.k)
             values[pass] *= factor * vload4(0, o.norm_w + element);
         if (s.packed)
-            put_packed(desk.row, values[pass], element, s.k, desk.scratch);
+            put_packed(desk.row, values[pass], element, s.k, GAP, desk.scratch);
         else if (element < s.k)
             vstore4(values[pass], 0, (local float *)desk.row + element);
     }
@@ -117,6 +117,45 @@ INLINE void dot_chunk(Shape s, int format, global const uchar **w, int chunk,
     }
 }
 
+// One block of a unit: its nibbles are shifted down, its high bits put above them.
+INLINE float dot_block(int format, Unit u, int unit, int high, float scale, float add, Block x) {
+    uint4 first = u.quants0 >> (uint)(4 * high) & 0x0f0f0f0fu;
+    uint4 second = u.quants1 >> (uint)(4 * high) & 0x0f0f0f0fu;
+    if (format != FORMAT_q4_k) {
+        first |= bits_of(format, u.bits0, unit, high);
+        second |= bits_of(format, u.bits1, unit, high);
+    }
+    if (format == FORMAT_q6_k) {
+        float scale0 = u.super * (float)(char)(u.scales >> (16 * high));
+        float scale1 = u.super * (float)(char)(u.scales >> (16 * high + 8));
+        int dot0 = dot16(first, x.high0, 0) * 256 + dot16(first, x.low0, 0);
+        int dot1 = dot16(second, x.high1, 0) * 256 + dot16(second, x.low1, 0);
+        return scale0 * (x.scale * (float)dot0 - 32.0f * x.sum0) +
+               scale1 * (x.scale * (float)dot1 - 32.0f * x.sum1);
+    }
+    int highs = dot16(second, x.high1, dot16(first, x.high0, 0));
+    int lows = dot16(second, x.low1, dot16(first, x.low0, 0));
+    return scale * (x.scale * (float)(highs * 256 + lows)) + add * (x.sum0 + x.sum1);
+}
+
+INLINE void dot_unit(Shape s, int format, global const uchar **w, int unit,
+                     local const uint *row, float *sums) {
+    Unit units[MAX_SUMS];
+#pragma unroll
+    for (int i = 0; i < sums_of(s); i++)
+        units[i] = unit_of(format, w[i], unit, s.k);
+    Block low = block_at(row, low_block(format, unit), s.k);
+    Block high = block_at(row, high_block(format, unit), s.k);
+#pragma unroll
+    for (int i = 0; i < sums_of(s); i++) {
+        Chunk c;
+        if (format != FORMAT_q6_k)
+            k_scales(&c, units[i].head, unit % 4);
+        sums[i] += dot_block(format, units[i], unit, 0, c.scale_low, c.add_low, low) +
+                   dot_block(format, units[i], unit, 1, c.scale_high, c.add_high, high);
+    }
+}
+
 // Where the rows of a tile begin: those of the gate, then those of `up`.
 INLINE void rows_of(Shape s, int format, Tile tile, global const uchar *up,
                     global const uchar **rows) {
@@ -133,8 +172,15 @@ INLINE void dot_tile(Shape s, int format, Tile tile, global const uchar *up, int
                      local const uint *row, float *sums) {
     global const uchar *rows[MAX_SUMS];
     rows_of(s, format, tile, up, rows);
-    int passes = (chunks_of(s) + WARP * s.split - 1) / (WARP * s.split);
     int first = part * WARP + get_local_id(0) % WARP, step = s.split * WARP;
+    if (s.packed && has_units(format)) {
+#pragma unroll 2
+        for (int unit = 0; unit < s.k / 64; unit += step)
+            if (unit + first < s.k / 64)
+                dot_unit(s, format, rows, unit + first, row, sums);
+        return;
+    }
+    int passes = (chunks_of(s) + WARP * s.split - 1) / (WARP * s.split);
     if (sums_of(s) <= 2 && chunks_of(s) % step == 0) {
 #pragma unroll 4
         for (int pass = 0; pass < passes; pass++)  // several chunks on their way at a time

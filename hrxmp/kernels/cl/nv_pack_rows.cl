@@ -7,7 +7,7 @@
 
 KERNEL nv_pack_rows(int m, int x_stride, int x_offset, float eps, global const float *x,
                     global const float *norm_w, global uint *y) {
-    local uint row[ROW_WORDS(K, 1)] __attribute__((aligned(16)));
+    local uint row[PACKED_WORDS(K, 0)] __attribute__((aligned(16)));
     local float scratch[LX];
     int token = get_group_id(0), item = get_local_id(0);
     if (token >= m)
@@ -31,10 +31,10 @@ KERNEL nv_pack_rows(int m, int x_stride, int x_offset, float eps, global const f
         if (element < K)
             values[pass] *= factor * vload4(0, norm_w + element);
 #endif
-        put_packed(row, values[pass], element, K, scratch);
+        put_packed(row, values[pass], element, K, 0, scratch);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     y += token * PACKED_STRIDE(K);
-    for (int i = item; i < ROW_WORDS(K, 1); i += LX)
+    for (int i = item; i < PACKED_WORDS(K, 0); i += LX)
         y[i] = row[i];
 }
