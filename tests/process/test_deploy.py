@@ -26,6 +26,7 @@ import pytest
 from hrxmp.aggregator import reader
 from hrxmp.aggregator.check import check
 from hrxmp.records import CompileEnd, GraphEnd, Lost, RunEnd
+from tests.model_files import write_tiny
 from tests.process.run_process import DEVICES, ROOT, usable_forms
 from tests.process.service_machine import SOURCE, Machine, machine, usable
 
@@ -195,6 +196,25 @@ def test_a_compile_after_warm_up_fails_the_run_at_once_and_raises_the_alarm(
     alarms = services.shell("journalctl", "-q", "-o", "cat", "-p", "alert", "-t", "hrxmp-alarm")
     assert alarms == f"{run.unit} has failed: exit-code (exited 3)\n"
     check_runs(services, "failed: compile-forbidden")
+
+
+@boots
+def test_a_warmed_model_compiles_nothing_and_a_cold_one_is_refused(services: Machine) -> None:
+    write_tiny(services.tree / "var/lib/hrxmp/models/tiny.gguf")
+    model = "-m /var/lib/hrxmp/models/tiny.gguf -ub 64"
+    command = f"generate {model} -p 'two words' -n 4 --temp 0 --ids --ignore-eos"
+    strict = {"COMMAND": command, "HRXMP_ON_COMPILE": "error"}
+    cold = Run(services, "model-cold", 0, **strict)
+    services.settled(cold.unit)
+    assert services.show(cold.unit, "ExecMainStatus") == "3"
+    warmed = Run(services, "model-warmed", 0, WARM=f"warm {model}", **strict)
+    services.settled(warmed.unit)
+    assert services.show(warmed.unit, "Result") == "success", services.journal(warmed.unit)
+    assert re.search(r"^\[\d+(, ?\d+){3}\]$", services.journal(warmed.unit), re.M)
+    check_runs(services, "ok", "ok")
+    trace = trace_of(services)
+    last = [line.record for line in trace.of_run(trace.runs()[-1])]
+    assert not [record for record in last if isinstance(record, CompileEnd)]
 
 
 @boots
