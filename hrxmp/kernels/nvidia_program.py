@@ -29,6 +29,7 @@ _ATTENTION = ("HEAD_DIM", "HEADS", "KV_HEADS", "KV", "N_DIMS", "NEOX", "FACTORS"
 _PRODUCT = ("W0", "W1", "W2", "K", "N0", "N1", "N2", "EPILOGUE", "NORM", "PACKED", "ROWS", "SPLIT")
 
 
+_ARGUMENTS = {d.name: [argument.name for argument in d.args] for d in nvidia.DEFINITIONS}
 _INT_NAMES = [f"i{n:02}" for n in range(INTS)]
 _FLOAT_NAMES = [f"f{n:02}" for n in range(FLOATS)]
 _ADDRESS_NAMES = [f"b{n:02}" for n in range(ADDRESSES)]
@@ -81,7 +82,7 @@ class _Plan:
     def __init__(self) -> None:
         self.steps: dict[str, int] = {}
         self.numbers: list[int] = []
-        self.ints: dict[int, int] = {1: 0}  # i00 is m: a dry launch has it zero
+        self.ints: dict[tuple[str, int], int] = {("", 1): 0}  # i00 is m: zero in a dry launch
         self.floats: dict[float, int] = {}
         self.buffers: dict[int, int] = {}
         self.attention: tuple[tuple[str, Param], ...] = ()
@@ -90,11 +91,14 @@ class _Plan:
     def add(self, launch: Launch, slots: Mapping[str, int]) -> None:
         step = _step(launch)
         numbers = [self.steps.setdefault(step, len(self.steps))]
-        for arg in launch.args:
+        for name, arg in zip(_ARGUMENTS[launch.variant.definition], launch.args, strict=True):
             if isinstance(arg, str):
                 numbers.append(self.buffers.setdefault(slots[arg], len(self.buffers)))
             elif isinstance(arg, int):
-                numbers.append(self.ints.setdefault(arg, len(self.ints)))
+                # A capacity is a number of its own: that it equals another one is chance, and
+                # must not make another plan.
+                key = (name if name == "capacity" else "", arg)
+                numbers.append(self.ints.setdefault(key, len(self.ints)))
             else:
                 numbers.append(self.floats.setdefault(arg, len(self.floats)))
         self.numbers += numbers + [0] * (_WIDTH - len(numbers))
@@ -173,7 +177,7 @@ def _fused(traits: DeviceTraits, plan: _Plan, launches: Sequence[Launch]) -> Fus
                 definition="nv_program", params=tuple(params.items()), local_size=(_LX,)
             ),
             args=(
-                *_padded(list(plan.ints), INTS, 0),
+                *_padded([value for _, value in plan.ints], INTS, 0),
                 *_padded(list(plan.floats), FLOATS, 0.0),
                 *("addresses", "state"),
             ),

@@ -3,7 +3,8 @@
 Runs in the executor process; allocates nothing on the device. Which kernels a graph needs is the
 lowering's and the dispatch's word alone: here the graphs are only counted up, over all numbers of
 tokens. Layers whose tensors are alike need the same kernels, so one layer of each kind stands for
-all of them; whole graphs of a few sizes are added, lest that ever be wrong.
+all of them. Decode is taken whole and with the smallest and largest cache, for its graph may be
+one kernel; so are two other sizes, lest the short cut ever be wrong.
 """
 
 from __future__ import annotations
@@ -14,14 +15,12 @@ import msgspec
 
 from hrxmp.dtypes import DType
 from hrxmp.graph import Graph, Storage
+from hrxmp.models.generator import capacities
 from hrxmp.models.gguf_file import GgufFile, GgufTensor
 from hrxmp.models.llama import KvCache, LlamaConfig, LlamaWeights, build_graph, check_tensors
 
 MakeStorage = Callable[[str, DType, tuple[int, ...]], Storage]
 """The handle of a weight, arranged as the device wants it."""
-
-_ROWS = 256
-"""Rows of the pretended caches; no kernel depends on how many there are."""
 
 
 def all_graphs(
@@ -34,12 +33,16 @@ def all_graphs(
     config = LlamaConfig.from_gguf(file)
     check_tensors(file, config)
     most = min(ubatch, config.context_length)
-    whole = _Model(config, file.tensors, make_storage, kv_dtype)
-    for n_tokens in sorted({1, min(2, most), most}):
-        yield from whole.graphs(n_tokens)
-    short = _Model(*_one_layer_a_kind(config, file), make_storage, kv_dtype)
-    for n_tokens in range(1, most + 1):
-        yield from short.graphs(n_tokens)
+    whole = _Model(config, file.tensors, make_storage)
+    rows = capacities(config)
+    for capacity in rows:
+        yield from whole.graphs(1, capacity, kv_dtype)
+    taken_whole = {1, min(2, most), most}
+    for n_tokens in sorted(taken_whole - {1}):
+        yield from whole.graphs(n_tokens, rows[0], kv_dtype)
+    short = _Model(*_one_layer_a_kind(config, file), make_storage)
+    for n_tokens in set(range(1, most + 1)) - taken_whole:
+        yield from short.graphs(n_tokens, rows[0], kv_dtype)
 
 
 class _Model:
@@ -50,24 +53,23 @@ class _Model:
         config: LlamaConfig,
         tensors: Mapping[str, GgufTensor],
         make_storage: MakeStorage,
-        kv_dtype: DType,
     ) -> None:
         self._config = config
         storages = {n: make_storage(n, item.dtype, item.shape) for n, item in tensors.items()}
         self._weights = LlamaWeights(tensors=tensors, storages=storages)
-        nbytes = kv_dtype.row_bytes(_ROWS * config.n_kv)
-        layers = range(config.n_layers)
-        self._cache = KvCache(
-            capacity=_ROWS,
+
+    def graphs(self, n_tokens: int, capacity: int, kv_dtype: DType) -> Iterator[Graph]:
+        """With logits, and as a prompt's earlier micro-batches, without."""
+        nbytes = kv_dtype.row_bytes(capacity * self._config.n_kv)
+        layers = range(self._config.n_layers)
+        cache = KvCache(
+            capacity=capacity,
             dtype=kv_dtype,
             keys=tuple(Storage(nbytes) for _ in layers),
             values=tuple(Storage(nbytes) for _ in layers),
         )
-
-    def graphs(self, n_tokens: int) -> Iterator[Graph]:
-        """With logits, and as a prompt's earlier micro-batches, without."""
         for logits in (True, False):
-            yield build_graph(self._config, self._weights, self._cache, n_tokens, logits=logits)
+            yield build_graph(self._config, self._weights, cache, n_tokens, logits=logits)
 
 
 def _one_layer_a_kind(

@@ -187,6 +187,11 @@ def _context(file: GgufFile, config: LlamaConfig, wanted: int | None) -> int:
     return wanted
 
 
+def capacities(config: LlamaConfig) -> list[int]:
+    """The smallest and the largest capacity that a cache of this model can have."""
+    return sorted({_capacity(1), _capacity(config.context_length)})
+
+
 def _capacity(context: int) -> int:
     """Rows of the cache: a little more than the context, so that graphs of few shapes exist."""
     return -(-context // CAPACITY_STEP) * CAPACITY_STEP
