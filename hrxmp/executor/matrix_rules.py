@@ -180,7 +180,8 @@ def _emit_product(
             dispatch.WeightSpec(dtype=weight.dtype, layout=layout(place), n=weight.shape[0])
             for weight, place in zip(weights, places, strict=True)
         ),
-        k=k, m=m, norm=norm is not None, packed=packed, epilogue=epilogue, eps=norm.eps if norm else 0.0, x_stride=x.stride, x_offset=x.offset,
+        k=k, m=m, norm=norm is not None, packed=packed, epilogue=epilogue,
+        eps=norm.eps if norm else 0.0, x_stride=x.stride, x_offset=x.offset,
         r_stride=residual.stride if residual else None,
         r_offset=residual.offset if residual else 0,
     )  # fmt: skip
