@@ -7,8 +7,10 @@ device); the broker learns from a worker that could not make its context.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+WORKERS_A_CORE = 8
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -42,3 +44,11 @@ def _one_quota(file: Path) -> float:
         return 0.0 if quota == "max" else int(quota) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
         return 0.0
+
+
+def bounded(asked: int, cores: int, say: Callable[[str], None]) -> int:
+    """How many workers: one a core when not asked (0), and never so many that they only swap."""
+    most = WORKERS_A_CORE * cores
+    if asked > most:
+        say(f"{asked} workers are asked for; {most} are the most for {cores} cores")
+    return min(asked, most) if asked else cores

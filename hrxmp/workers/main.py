@@ -26,7 +26,7 @@ from hrxmp.scratch import ScratchFolder
 from hrxmp.settings import Settings
 from hrxmp.workers.actions import Limits
 from hrxmp.workers.broker import Broker
-from hrxmp.workers.capacity import usable_cores
+from hrxmp.workers.capacity import bounded, usable_cores
 from hrxmp.workers.crew import Crew
 from hrxmp.workers.pool import HEARTBEAT_MS, Pool
 from hrxmp.workers.sessions import Traces
@@ -84,7 +84,7 @@ def _open(
     work: wire.Link[FromWorker] = wire.Link(
         wire.router(context, endpoint), FromWorker, identity, clock
     )
-    workers = args.workers or settings.workers or usable_cores()
+    workers = bounded(args.workers or settings.workers, usable_cores(), _say)
     return Pool(
         requests,
         work,

@@ -15,7 +15,7 @@ from hrxmp import lifecycle, supervise
 from hrxmp.errors import ChildError
 from hrxmp.scratch import ScratchFolder, remove_abandoned
 from hrxmp.supervise import Child, Exit, Restarter
-from hrxmp.workers.capacity import usable_cores
+from hrxmp.workers.capacity import bounded, usable_cores
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -208,3 +208,12 @@ def _lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_workers_follow_what_is_asked_within_reason() -> None:
+    said: list[str] = []
+    assert bounded(0, 2, said.append) == 2
+    assert bounded(5, 2, said.append) == 5
+    assert not said
+    assert bounded(100_000, 2, said.append) == 16
+    assert "100000 workers" in said[0]
