@@ -138,14 +138,22 @@ INLINE float dot_block(int format, Unit u, int unit, int high, float scale, floa
     return scale * (x.scale * (float)(highs * 256 + lows)) + add * (x.sum0 + x.sum1);
 }
 
-INLINE void dot_unit(Shape s, int format, Unit u, int unit, local const uint *row, float *sum) {
+INLINE void dot_unit(Shape s, int format, global const uchar **w, int unit,
+                     local const uint *row, float *sums) {
+    Unit units[MAX_SUMS];
+#pragma unroll
+    for (int i = 0; i < sums_of(s); i++)
+        units[i] = unit_of(format, w[i], unit, s.k);
     Block low = block_at(row, low_block(format, unit), s.k);
     Block high = block_at(row, high_block(format, unit), s.k);
-    Chunk c;
-    if (format != FORMAT_q6_k)
-        k_scales(&c, u.head, unit % 4);
-    *sum += dot_block(format, u, unit, 0, c.scale_low, c.add_low, low) +
-            dot_block(format, u, unit, 1, c.scale_high, c.add_high, high);
+#pragma unroll
+    for (int i = 0; i < sums_of(s); i++) {
+        Chunk c;
+        if (format != FORMAT_q6_k)
+            k_scales(&c, units[i].head, unit % 4);
+        sums[i] += dot_block(format, units[i], unit, 0, c.scale_low, c.add_low, low) +
+                   dot_block(format, units[i], unit, 1, c.scale_high, c.add_high, high);
+    }
 }
 
 // Where the rows of a tile begin: those of the gate, then those of `up`.
@@ -165,6 +173,13 @@ INLINE void dot_tile(Shape s, int format, Tile tile, global const uchar *up, int
     global const uchar *rows[MAX_SUMS];
     rows_of(s, format, tile, up, rows);
     int first = part * WARP + get_local_id(0) % WARP, step = s.split * WARP;
+    if (s.packed && has_units(format)) {
+#pragma unroll 2
+        for (int unit = 0; unit < s.k / 64; unit += step)
+            if (unit + first < s.k / 64)
+                dot_unit(s, format, rows, unit + first, row, sums);
+        return;
+    }
     int passes = (chunks_of(s) + WARP * s.split - 1) / (WARP * s.split);
     if (sums_of(s) <= 2 && chunks_of(s) % step == 0) {
 #pragma unroll 4
@@ -224,101 +239,10 @@ INLINE Tile own_tile(Shape s, Operands o, int first, int stride) {
     return tile_at(s, o, min(first + slot * stride, tile_count(s) - 1));
 }
 
-// K formats: each lane has units of its rows on their way while the group does something else, also
-// while it waits for x. DEPTH units of a row go together.
-
-INLINE bool by_units(Shape s) {
-    return s.packed && has_units(s.w0) && (s.n1 == 0 || has_units(s.w1)) &&
-           (s.n2 == 0 || has_units(s.w2));
-}
-
-INLINE int pass_count(Shape s) { return (s.k / 64 + WARP * s.split - 1) / (WARP * s.split); }
-INLINE int depth_of(Shape s) { return sums_of(s) == 1 && pass_count(s) % 2 == 0 ? 2 : 1; }
-
-// This lane's unit in a pass over its row; past the end it is the last one again.
-INLINE int own_unit(Shape s, int pass) {
-    int lane = get_local_id(0) % WARP, part = get_local_id(0) / WARP % s.split;
-    return min((pass * s.split + part) * WARP + lane, s.k / 64 - 1);
-}
-
-INLINE bool has_unit(Shape s, int pass) {
-    int lane = get_local_id(0) % WARP, part = get_local_id(0) / WARP % s.split;
-    return (pass * s.split + part) * WARP + lane < s.k / 64;
-}
-
-INLINE void fetch_units(Shape s, int format, Operands o, Tile tile, int pass, Unit *units) {
-    global const uchar *rows[MAX_SUMS];
-    rows_of(s, format, tile, o.w1, rows);
-#pragma unroll
-    for (int i = 0; i < sums_of(s); i++)
-#pragma unroll
-        for (int d = 0; d < depth_of(s); d++)
-            units[i * depth_of(s) + d] = unit_of(format, rows[i], own_unit(s, pass + d), s.k);
-}
-
-INLINE void use_units(Shape s, int format, int pass, const Unit *units, local const uint *row,
-                      float *sums) {
-#pragma unroll
-    for (int d = 0; d < depth_of(s); d++)
-        if (has_unit(s, pass + d))
-#pragma unroll
-            for (int i = 0; i < sums_of(s); i++)
-                dot_unit(s, format, units[i * depth_of(s) + d], own_unit(s, pass + d), row,
-                         sums + i);
-}
-
-// The formats of the weights are told apart here, so that the code for each is fixed.
-INLINE void fetch(Shape s, Operands o, int first, int pass, Unit *units) {
-    if (first >= tile_count(s))
-        return;
-    Tile tile = own_tile(s, o, first, get_num_groups(0));
-    if (s.w1 != s.w0 && s.n1 > 0 && tile.weight == 1)
-        fetch_units(s, s.w1, o, tile, pass, units);
-    else if (s.w2 != s.w0 && s.n2 > 0 && tile.weight == 2)
-        fetch_units(s, s.w2, o, tile, pass, units);
-    else
-        fetch_units(s, s.w0, o, tile, pass, units);
-}
-
-INLINE void use(Shape s, int weight, int pass, const Unit *units, local const uint *row,
-                float *sums) {
-    if (s.w1 != s.w0 && s.n1 > 0 && weight == 1)
-        use_units(s, s.w1, pass, units, row, sums);
-    else if (s.w2 != s.w0 && s.n2 > 0 && weight == 2)
-        use_units(s, s.w2, pass, units, row, sums);
-    else
-        use_units(s, s.w0, pass, units, row, sums);
-}
-
-INLINE void mat_vec_units(Shape s, Operands o, Desk desk, Unit *units) {
-    int stride = get_num_groups(0), round = WARPS / s.split * stride;
-    for (int first = get_group_id(0); first < tile_count(s); first += round) {
-        float sums[MAX_SUMS] = {0.0f, 0.0f, 0.0f, 0.0f};
-        Tile tile = own_tile(s, o, first, stride);
-#pragma unroll
-        for (int pass = 0; pass < pass_count(s); pass += depth_of(s)) {
-            bool last = pass + depth_of(s) >= pass_count(s);
-            use(s, tile.weight, pass, units, desk.row, sums);
-            fetch(s, o, last ? first + round : first, last ? 0 : pass + depth_of(s), units);
-        }
-        store_sums(s, o, sums, first, stride, desk);
-    }
-}
-
-// Weights of the first tiles, which need no x. Before `mat_vec`.
-INLINE void prepare(Shape s, Operands o, Unit *units) {
-    if (by_units(s))
-        fetch(s, o, get_group_id(0), 0, units);
-}
-
-INLINE void mat_vec(Shape s, Operands o, Desk desk, Unit *units) {
+INLINE void mat_vec(Shape s, Operands o, Desk desk) {
     int stride = get_num_groups(0), part = get_local_id(0) / WARP % s.split;
     load_row(s, o, desk);
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (by_units(s)) {
-        mat_vec_units(s, o, desk, units);
-        return;
-    }
     for (int first = get_group_id(0); first < tile_count(s); first += WARPS / s.split * stride) {
         float sums[MAX_SUMS] = {0.0f, 0.0f, 0.0f, 0.0f};
         dot_any(s, own_tile(s, o, first, stride), o.w1, part, desk.row, sums);

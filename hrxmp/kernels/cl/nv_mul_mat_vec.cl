@@ -17,7 +17,5 @@ KERNEL nv_mul_mat_vec(int m, int x_stride, int x_offset, int r_stride, int r_off
                          residual + r_offset + token * r_stride, w0, w1, w2,
                          y + y_offset + token * y_stride, eps};
     Desk desk = {row, results, scratch};
-    Unit units[MAX_SUMS];
-    prepare(shape, operands, units);
-    mat_vec(shape, operands, desk, units);
+    mat_vec(shape, operands, desk);
 }

@@ -57,25 +57,18 @@ INLINE void get_row_step(int format, int k, constant int *command, Table table) 
                   BUFFER(float, 6) + INT(3));
 }
 
-// A step is one of these; it is prepared before the groups meet, `run` says that they have met.
+// A step is one of these.
 #define product(w0, w1, w2, k, n0, n1, n2, epilogue, norm, packed, rows, split)                    \
     {                                                                                              \
         const Shape shape = {FORMAT(w0), FORMAT(w1), FORMAT(w2), k, n0, n1, n2,                    \
                              EPILOGUE_OF(epilogue), norm, packed, rows, split};                    \
-        if (run)                                                                                   \
-            mat_vec(shape, operands_of(command, table), table.desk, units);                        \
-        else                                                                                       \
-            prepare(shape, operands_of(command, table), units);                                    \
+        mat_vec(shape, operands_of(command, table), table.desk);                                   \
     }
-#define attention                                                                                  \
-    if (run)                                                                                       \
-        attend_step(command, table);
-#define embedding(format, k)                                                                       \
-    if (run)                                                                                       \
-        get_row_step(FORMAT(format), k, command, table);
+#define attention attend_step(command, table);
+#define embedding(format, k) get_row_step(FORMAT(format), k, command, table);
 #define idle
 
-INLINE void do_step(bool run, constant int *command, Table table, Unit *units) {
+INLINE void do_step(constant int *command, Table table) {
     switch (command[0]) {
     case 0: S0 break;
     case 1: S1 break;
@@ -106,14 +99,10 @@ KERNEL nv_program(NUMBERS global const ulong *addresses, volatile global uint *s
         buffers[i] = addresses[i];
     barrier(CLK_LOCAL_MEM_FENCE);
     Table table = {ints, floats, buffers, &attending, {row, results, scratch}};
-    Unit units[MAX_SUMS];
-    do_step(false, plan, table, units);
     for (int at = 0; at < COMMANDS; at++) {
-        do_step(true, plan + at * WIDTH, table, units);
-        if (at + 1 == COMMANDS)
-            break;
-        do_step(false, plan + (at + 1) * WIDTH, table, units);
-        meet(state, (at + 1) * get_num_groups(0));
+        do_step(plan + at * WIDTH, table);
+        if (at + 1 < COMMANDS)
+            meet(state, (at + 1) * get_num_groups(0));
     }
     leave(state, COMMANDS - 1);
 }
