@@ -39,8 +39,11 @@ MAX_LOG = 1 << 20
 class Compiler:
     """One worker's compiler with its device and its store."""
 
-    def __init__(self, store: Store, scratch: str, vendors: str, function: Function | None) -> None:
+    def __init__(
+        self, store: Store, scratch: str, vendors: str, likely: str, function: Function | None
+    ) -> None:
         self._store = store
+        self._likely = likely
         self._scratch = scratch
         self._vendors = vendors
         self._function = function
@@ -52,8 +55,10 @@ class Compiler:
         cls, environ: Mapping[str, str], scratch: str, function: Function | None
     ) -> Compiler:
         """The compiler that the pool's settings ask for."""
-        store = open_store(Settings.from_environment(environ), warn=None)
-        return cls(store, scratch, environ.get("OCL_ICD_VENDORS", ""), function)
+        settings = Settings.from_environment(environ)
+        store = open_store(settings, warn=None)
+        vendors = environ.get("OCL_ICD_VENDORS", "")
+        return cls(store, scratch, vendors, settings.device, function)
 
     def run(
         self, job: CompileJob, set_phase: Callable[[str], None]
@@ -100,6 +105,18 @@ class Compiler:
         if self._function is None:
             with contextlib.suppress(Exception):
                 self._load()
+                self._open_likely()
+
+    def _open_likely(self) -> None:
+        """Open the GPU that the first job will probably want: contexts of several processes are
+        made one after the other, a tenth of a second each."""
+        from hrxmp.kernels import device
+
+        infos = device.list_devices(probed=False)
+        info = device.select(self._likely, infos) if self._likely else infos[0]
+        if info.kind == "gpu":
+            self._device = device.open_device(str(info.index), probed=False)
+            self._spec = self._device.spec
 
     def _load(self) -> None:
         from hrxmp.kernels import build  # noqa: F401 - only to have it loaded
