@@ -16,7 +16,7 @@ from hrxmp.errors import CompileRejectedError, CompileSetupError, DeviceError
 from hrxmp.kernels import catalog
 from hrxmp.kernels.definition import DeviceTraits, Form, KernelDefinition
 from hrxmp.kernels.device import Device
-from hrxmp.kernels.instrument import ZONE_BYTES, instrument
+from hrxmp.kernels.instrument import ZONE_BYTES, instrument, revision
 from hrxmp.kernels.keys import KeyComponents, Param, Variant
 from hrxmp.kernels.loader import opencl
 
@@ -105,7 +105,7 @@ def shared_components(
     platform, name, compute_units, driver = device.key_fields()
     return {
         "build_options": f"{_OPTIONS} {extra_options}".strip(),
-        "sanitizer": sanitizer,
+        "sanitizer": _sanitizer_component(sanitizer),
         "platform": platform,
         "device": name,
         "compute_units": compute_units,
@@ -115,12 +115,23 @@ def shared_components(
 
 def check_sanitizer(sanitizer: str) -> None:
     """CompileSetupError unless `sanitizer` is one that kernels can be built with."""
-    if sanitizer not in SANITIZERS:
+    if _kind_of(sanitizer) not in SANITIZERS:
         known = ", ".join(repr(name) for name in SANITIZERS)
         raise CompileSetupError(
             f"the sanitizer {sanitizer!r} does not exist",
             remedy=f"HRXMP_SANITIZER is one of {known}",
         )
+
+
+def _sanitizer_component(sanitizer: str) -> str:
+    """The kind, and the revision of what it puts into a kernel: both make another binary."""
+    kind = _kind_of(sanitizer)
+    return f"{kind}@{revision()}" if kind in SANITIZERS[1:] else kind
+
+
+def _kind_of(sanitizer: str) -> str:
+    """The kind of a setting or of a key's component."""
+    return sanitizer.partition("@")[0]
 
 
 def checkable(traits: DeviceTraits, sanitizer: str) -> DeviceTraits:
@@ -137,6 +148,7 @@ def build(device: Device, variant: Variant, sanitizer: str = "", extra_options: 
     Raises CompileSetupError (the compiler was not started) or CompileRejectedError (with its log).
     """
     check_sanitizer(sanitizer)
+    sanitizer = _kind_of(sanitizer)
     definition = _checked_definition(variant)
     text, options = _source(definition, variant, sanitizer)
     options = f"{_OPTIONS} {options} {extra_options}"

@@ -9,7 +9,10 @@ end. What could read memory past this (inline assembler, unknown builtins) is re
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 
 from hrxmp.errors import CompileSetupError
 from hrxmp.kernels import catalog
@@ -39,6 +42,15 @@ def instrument(
     ]
     flags.append(f"#define SAN_BINDINGS {program.bindings}")
     return "\n".join([*flags, catalog.header_text("sanitize.h"), text])
+
+
+@cache
+def revision() -> str:
+    """Eight hex digits that change with what a sanitizer does to a kernel."""
+    modules = ("instrument.py", "preprocess.py", "rewrite.py")
+    texts = [Path(__file__).with_name(name).read_text(encoding="utf-8") for name in modules]
+    text = "\n".join([*texts, catalog.header_text("sanitize.h")])
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 class _Program:
