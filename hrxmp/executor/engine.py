@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from time import monotonic_ns
 from typing import Any
 
@@ -19,9 +19,9 @@ import numpy as np
 
 from hrxmp import records
 from hrxmp.dtypes import DType
-from hrxmp.errors import DeviceError, ErrorInfo, HrxmpError, SanitizerError
+from hrxmp.errors import DeviceError, ErrorInfo, HrxmpError
 from hrxmp.executor.counts import EngineStats, GraphCounts
-from hrxmp.executor.findings import Findings
+from hrxmp.executor.findings import Sanitizing
 from hrxmp.executor.graph_program import GraphProgram, GraphPrograms
 from hrxmp.executor.guard import Guard
 from hrxmp.executor.jit import Cause, Jit, Wanted
@@ -35,6 +35,7 @@ from hrxmp.kernels import build, dispatch
 from hrxmp.kernels.device import Device, DeviceInfo
 from hrxmp.kernels.keys import KeyComponents, Variant
 from hrxmp.kernels.layout import pack, packed_bytes
+from hrxmp.kernels.loader import opencl
 from hrxmp.trace import Tracer
 
 Array = np.ndarray[Any, Any]
@@ -58,13 +59,6 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     failed: tuple[HrxmpError, ...]
 
 
-class Sanitizing(msgspec.Struct, frozen=True, kw_only=True):
-    """Which checks kernels carry (none when empty), and whether a finding fails the execution."""
-
-    kind: str = ""
-    trap: bool = True
-
-
 class _Run(msgspec.Struct, kw_only=True):
     """An execution under way, as its `graph-end` will tell it."""
 
@@ -86,7 +80,6 @@ class Executor:
         guard: Guard,
         tracer: Tracer | None = None,
         sanitizing: Sanitizing | None = None,
-        say: Callable[[str], None] = print,
     ) -> None:
         self.stats = EngineStats()
         self.totals = GraphCounts()
@@ -97,7 +90,6 @@ class Executor:
         self._table = table
         self._guard = guard
         self._sanitizing = sanitizing or Sanitizing()
-        self._say = say
         self._traits = build.checkable(device.traits, self._sanitizing.kind)
         self._programs = GraphPrograms()
         self._wanted: dict[Variant, Wanted] = {}
@@ -168,6 +160,11 @@ class Executor:
             yield self._profile
         finally:
             self._profile = None
+
+    def finish(self) -> None:
+        """Wait until the device has done what is enqueued: memory must outlive it."""
+        with suppress(opencl().Error):
+            self._device.queue.finish()
 
     def annotate(self, label: str) -> None:
         """Put a label of the caller's into the trace."""
@@ -267,24 +264,9 @@ class Executor:
             self._failed = error.message  # the driver is of no use after a kernel fault
             raise
         if prepared.findings is not None:
-            self._tell_findings(prepared.findings, run)
+            found = prepared.findings.collect()
+            self._sanitizing.tell(found, self._want, self.tracer, run.cause.exec_id)
         return outputs
-
-    def _tell_findings(self, findings: Findings, run: _Run) -> None:
-        """Put what sanitized kernels found on record. SanitizerError when that is to fail."""
-        found = findings.collect()
-        for item in found:
-            wanted = self._want(item.variant)
-            if self.tracer is not None:
-                self.tracer.emit(
-                    records.SanitizerFinding, exec_id=run.cause.exec_id, kernel=wanted.kernel,
-                    key=wanted.key, command=item.command, binding=item.binding, index=item.index,
-                    check=item.check, count=item.count,
-                )  # fmt: skip
-            self._say(f"sanitizer: execution {run.cause.exec_id}, {item.text()}")
-        if found and self._sanitizing.trap:
-            key = self._want(found[0].variant).key
-            raise SanitizerError(f"{found[0].text()} (key {key[:16]})")
 
     def _first_launch(
         self, prepared: PreparedProgram, upcoming: Graph | None, cause: Cause

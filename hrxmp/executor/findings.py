@@ -6,17 +6,22 @@ values for each of their bindings; here the counts are fetched, named and cleare
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
+from hrxmp import records
+from hrxmp.errors import SanitizerError
 from hrxmp.executor.graph_program import Command
+from hrxmp.executor.jit import Wanted
 from hrxmp.kernels import catalog
 from hrxmp.kernels.device import Device
 from hrxmp.kernels.instrument import COMMAND_INTS, FINDING_INTS, ZONE_BYTES
 from hrxmp.kernels.keys import Variant
 from hrxmp.kernels.loader import opencl
+from hrxmp.trace import Tracer
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -45,6 +50,35 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
             f"command {self.command} {self.variant.label()}: {self.count} {what} {self.binding!r}, "
             f"first at element {self.index}"
         )
+
+
+class Sanitizing(msgspec.Struct, frozen=True, kw_only=True):
+    """Which checks kernels carry (none when empty), and what a finding does."""
+
+    kind: str = ""
+    trap: bool = True
+    """Whether a finding fails its execution."""
+    say: Callable[[str], None] = print
+
+    def tell(
+        self,
+        found: list[Finding],
+        want: Callable[[Variant], Wanted],
+        tracer: Tracer | None,
+        exec_id: int | None,
+    ) -> None:
+        """Put findings on record and say them. SanitizerError when they are to fail."""
+        for item in found:
+            wanted = want(item.variant)
+            if tracer is not None:
+                tracer.emit(
+                    records.SanitizerFinding, exec_id=exec_id, kernel=wanted.kernel,
+                    key=wanted.key, command=item.command, binding=item.binding, index=item.index,
+                    check=item.check, count=item.count,
+                )  # fmt: skip
+            self.say(f"sanitizer: execution {exec_id}, {item.text()}")
+        if found and self.trap:
+            raise SanitizerError(f"{found[0].text()} (key {want(found[0].variant).key[:16]})")
 
 
 class Findings:

@@ -17,7 +17,8 @@ import hrxmp
 from hrxmp import records
 from hrxmp.clock import HybridLogicalClock, mono_ns
 from hrxmp.executor.compile_client import CompileClient
-from hrxmp.executor.engine import Executor, Sanitizing
+from hrxmp.executor.engine import Executor
+from hrxmp.executor.findings import Sanitizing
 from hrxmp.executor.guard import Guard
 from hrxmp.executor.jit import Jit
 from hrxmp.executor.kernel_table import KernelTable
@@ -73,6 +74,8 @@ class Session:
         global _current
         if _current is self:
             _current = None
+        if self._executor is not None:
+            self._executor.finish()
         if self._reasons is not None:
             self._reasons.finish()
         if self.tracer is not None:
