@@ -113,9 +113,9 @@ class Session:
         jit = Jit(table, compiler, self._reasons, guard, self.tracer)
         self._say_begin(device)
         sanitizing = Sanitizing(
-            kind=settings.sanitizer, trap=settings.sanitizer_reporting == "trap"
+            kind=settings.sanitizer, trap=settings.sanitizer_reporting == "trap", say=say
         )
-        return Executor(device, jit, table, guard, self.tracer, sanitizing, say)
+        return Executor(device, jit, table, guard, self.tracer, sanitizing)
 
     def _open_client(self) -> CompileClient | None:
         if not self.settings.async_jit:
