@@ -86,6 +86,9 @@ class Machine:
         while not right(now := self.show(unit, field)):
             if time.monotonic() > stop:
                 raise TimeoutError(f"{unit}: {field} is {now}\n{self.journal(unit)}")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self.process.wait(0.1)
+                raise RuntimeError(f"the container ended with {code}")
         return now
 
     def journal(self, unit: str) -> str:
