@@ -6,6 +6,7 @@ through here too.
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
 
@@ -24,7 +25,15 @@ def main() -> None:
     if role is None:
         sys.exit(f"usage: python -m hrxmp {{{','.join(roles)}}} ...")
     del sys.argv[1]
-    role()
+    _quiet(role)
+
+
+def _quiet(role: Callable[[], None]) -> None:
+    """Ctrl-C while a role is still being loaded is no error to be traced."""
+    try:
+        role()
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def run() -> None:
@@ -79,6 +88,13 @@ def _exit(role: Callable[[list[str]], int]) -> None:
         code = _CODES.get(error.code, 1)
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         sys.stderr.close()
+        code = 1
+    except KeyboardInterrupt:
+        code = 130
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        sys.stderr.write(f"hrxmp: error [output]: {error.strerror}\n")
         code = 1
     sys.exit(code)
 

@@ -55,12 +55,6 @@ class SettingError(UsageError):
     code = "setting"
 
 
-class ProtocolError(HrxmpError):
-    """A peer sent what it may not send; the message is dropped, the process lives."""
-
-    code = "protocol"
-
-
 class ChildError(HrxmpError):
     """A process of the run could not be started or died for good."""
 

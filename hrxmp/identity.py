@@ -6,16 +6,12 @@ process gets a larger one without coordination, so its numbers never mix with it
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 
 import msgspec
 
 from hrxmp.clock import mono_ns
-from hrxmp.errors import UsageError
-
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,13 +25,6 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 def new_run_id() -> str:
     """A fresh run id such as `20261130T215903-9f3a61c2`: UTC second and 32 random bits."""
     return time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + "-" + secrets.token_hex(4)
-
-
-def check_run_id(text: str) -> str:
-    """`text` when it can be a run id (letters, digits, `._-`, at most 64); else UsageError."""
-    if not _RUN_ID.fullmatch(text):
-        raise UsageError(f"run id {text[:80]!r} must be 1 to 64 of A-Z a-z 0-9 . _ -")
-    return text
 
 
 def new_identity(run_id: str, source: str) -> Identity:

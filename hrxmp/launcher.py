@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import select
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -22,9 +23,10 @@ from hrxmp.clock import HybridLogicalClock, mono_ns
 from hrxmp.errors import ChildError, UsageError
 from hrxmp.identity import new_identity, new_run_id
 from hrxmp.scratch import ScratchFolder
-from hrxmp.settings import Settings, describe
+from hrxmp.settings import Settings, describe, unknown_variables
 from hrxmp.supervise import Child, Exit, Restarter, spawn
 from hrxmp.trace import open_tracer
+from hrxmp.wire import check_endpoint
 
 _STOP_S = 4.0
 
@@ -32,7 +34,9 @@ _STOP_S = 4.0
 def main(argv: list[str]) -> int:
     """Run one command line; the exit code."""
     options, command = split_command(argv)
-    settings = _apply(Settings.from_environment(os.environ), options)
+    settings = checked(Settings.from_environment(os.environ).with_flags(_flags(options)))
+    for name in unknown_variables(os.environ):
+        _say(f"{name} is no setting of hrxmp; it is ignored")
     if not command:
         _parser().print_help()
         return 0
@@ -120,7 +124,7 @@ class Run:
             poller.poll(1000)
             self._wake.clear()
             if self._signals.count > told:
-                told = self._signals.count
+                told = self._signals.count  # an executor in our terminal ignores its Ctrl-C
                 executor.kill() if told > 1 else executor.terminate()
             for role, child in list(self._services.items()):
                 if child.poll() is not None:
@@ -141,7 +145,8 @@ class Run:
         if end is None:
             raise ChildError("the executor could not be stopped")
         if not end.signal:
-            return end.code
+            stopped = self._signals.last if self._signals.count else 0
+            return 128 + stopped if stopped and end.code == 128 + signal.SIGTERM else end.code
         self._tell_death(end)
         _say(f"the executor was ended by {end}")
         return 128 + end.signal
@@ -163,14 +168,26 @@ def split_command(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, command
 
 
-def _apply(settings: Settings, options: argparse.Namespace) -> Settings:
-    """Settings with the flags' values in place of the environment's."""
-    changes = {
-        name: value
-        for name, _kind, _help in describe()
-        if (value := getattr(options, name, None)) is not None
-    }
-    return msgspec.structs.replace(settings, **changes)
+def _flags(options: argparse.Namespace) -> dict[str, object]:
+    """The settings that flags give."""
+    given = {name: getattr(options, name, None) for name, _kind, _help in describe()}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def checked(settings: Settings) -> Settings:
+    """Settings that a run can start with. UsageError before anything is started."""
+    for endpoint in filter(None, (settings.aggregator, settings.pool)):
+        check_endpoint(endpoint, settings.curve_dir)
+    if not settings.trace_output:
+        return settings
+    try:
+        with open(settings.trace_output, "ab"):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"the trace cannot be written to {settings.trace_output}: {error.strerror}"
+        ) from error
+    return msgspec.structs.replace(settings, trace_compile=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -178,13 +195,14 @@ def _parser() -> argparse.ArgumentParser:
         prog="hrxmp-run",
         usage="hrxmp-run [options] COMMAND ...",
         description="Run a workload: graphs on a GPU through OpenCL, kernels compiled by a pool.",
-        epilog="commands: bench, generate, devices, SCRIPT.py; `hrxmp-run COMMAND --help`. "
+        epilog="commands: bench, generate, warm, SCRIPT.py; devices, status, store, keygen; "
+        "`hrxmp-run COMMAND --help`. "
         "Each option has a variable HRXMP_*; see the README.",
     )
     add = parser.add_argument
     flag: dict[str, Any] = {"action": "store_const", "default": None}
     add("--trace", dest="trace_compile", const=True, **flag, help="trace compilation on stderr")
-    add("--trace-output", dest="trace_output", metavar="PATH", help="the trace goes there")
+    add("--trace-output", dest="trace_output", metavar="PATH", help="trace into a file")
     add("--sync-jit", dest="async_jit", const=False, **flag, help="compile in the executor")
     add("--workers", type=int, metavar="N", help="compile workers (0: as cores allow)")
     add("--device", metavar="SPEC", help="index, name, PCI address or UUID")

@@ -121,6 +121,8 @@ class StopSignals:
 
     def __init__(self, wake: WakeUp) -> None:
         self.count = 0
+        self.last = 0
+        """The number of the signal that came last."""
         self._wake = wake
 
     def install(self) -> None:
@@ -133,7 +135,8 @@ class StopSignals:
         self.count += 2
         self._wake.set()
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self.last = number
         self.count += 1
         self._wake.set()
 

@@ -67,6 +67,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 values[field] = _parse(variable(field), text, kind)
         return cls(**values)  # type: ignore[arg-type]
 
+    def with_flags(self, flags: Mapping[str, object]) -> Settings:
+        """These settings with some replaced by flags; raises SettingError on a bad value."""
+        kinds = {field: kind for field, kind, _help in describe()}
+        values = {
+            field: _parse("--" + field.replace("_", "-"), _text(value), kinds[field])
+            for field, value in flags.items()
+        }
+        return msgspec.structs.replace(self, **values)
+
     def to_environment(self) -> dict[str, str]:
         """The variables that make a child read these same settings."""
         return {variable(field): _text(getattr(self, field)) for field, _k, _h in describe()}
@@ -75,6 +84,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 def variable(field: str) -> str:
     """The environment variable of a field."""
     return "HRXMP_" + field.upper()
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """HRXMP_* variables that mean nothing: misspelled ones."""
+    known = {variable(field) for field in Settings.__struct_fields__}
+    return sorted(name for name in environ if name.startswith("HRXMP_") and name not in known)
 
 
 def describe() -> list[tuple[str, object, str]]:
@@ -118,6 +133,6 @@ def _parse_number(name: str, text: str, kind: object) -> int | float:
     except ValueError:
         form = "a whole number" if kind is int else "a number"
         raise SettingError(f"{name}={text!r}: expected {form}") from None
-    if not 0 <= value < 1e12:
-        raise SettingError(f"{name}={text!r}: must not be negative")
+    if not 0 <= value < 1e12:  # nor "nan", which compares with nothing
+        raise SettingError(f"{name}={text!r}: expected 0 or more, below 1e12")
     return value

@@ -299,6 +299,8 @@ class _Run:
             if not self.torn:
                 self._note("open", "no run-end")
             return
+        if self.run_end.executions < 0:  # the launcher's word for an executor that was killed
+            return
         ends = [line.record for line in self.ended.values()]
         graphs = [end for end in ends if isinstance(end, GraphEnd) and not end.synthetic]
         if self.run_end.executions != len(graphs):

@@ -187,6 +187,7 @@ class Jit:
         self._requests[wanted.key] = request
         cause.counts.requests += 1
         if stored is not None:
+            request.via = "disk"
             cause.counts.disk_hits += 1
             self._say_requested(request, "disk", request.request, cause.exec_id)
             return
@@ -207,11 +208,13 @@ class Jit:
             raise _named(error, request.wanted) from error
 
     def _adopt(self, known: Request, cause: Cause) -> None:
+        """An execution needs what a prefetch has asked for: a join, unless the store had it."""
         known.prefetched = False
         self._issued += 1
+        via = "disk" if known.via == "disk" else "prefetch"
         cause.counts.requests += 1
-        cause.counts.joins += 1
-        self._say_requested(known, "prefetch", self._issued, cause.exec_id)
+        _count(cause.counts, via)
+        self._say_requested(known, via, self._issued, cause.exec_id)
 
     def _check_guard(self, wanted: Wanted, reason: Reason, cause: Cause, request: int) -> None:
         action = self._guard.action
@@ -303,7 +306,7 @@ class Jit:
 def _count(counts: GraphCounts, via: str) -> None:
     if via == "compile":
         counts.compiles += 1
-    elif via == "in_flight":
+    elif via in ("in_flight", "prefetch"):
         counts.joins += 1
     elif via == "disk":
         counts.disk_hits += 1

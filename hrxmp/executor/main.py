@@ -1,7 +1,8 @@
 """The executor process: joins its run, runs the workload, ends with its exit code.
 
 Opened by the launcher only. The parent watch is armed before anything heavy is imported: when the
-launcher is gone this process ends at once.
+launcher is gone this process ends at once. The launcher alone hears a terminal's Ctrl-C; here
+SIGTERM is the one way to stop, and it interrupts the workload only, never start-up or goodbye.
 """
 
 from __future__ import annotations
@@ -20,8 +21,34 @@ Workload = Callable[[list[str], Callable[[], object]], int]
 """Runs a command line; the second argument opens the Executor when the workload needs it."""
 
 
-class Stopped(BaseException):
-    """SIGTERM: end the workload, tell the trace, leave."""
+class Stopped(KeyboardInterrupt):
+    """The run is to end: raised in the workload, which may clean up."""
+
+
+class Stop:
+    """SIGTERM as an exception, but only while the workload runs."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._armed = False
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._on_signal)
+
+    def run(self, workload: Callable[[], int]) -> int:
+        """Run the workload, if it is not too late; raises Stopped out of it."""
+        self._armed = True
+        try:
+            if self.asked:
+                raise Stopped
+            return workload()
+        finally:
+            self._armed = False
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self.asked = True
+        if self._armed:
+            self._armed = False
+            raise Stopped
 
 
 def main(argv: list[str], workload: Workload) -> int:
@@ -29,7 +56,7 @@ def main(argv: list[str], workload: Workload) -> int:
     split = argv.index("--")
     args = _parser().parse_args(argv[:split])
     lifecycle.arm_parent_watch(args.parent_fd, lifecycle.leave_now)
-    signal.signal(signal.SIGTERM, _stop)
+    stop = Stop()
     from hrxmp.executor import session
 
     settings = Settings.from_environment(os.environ)
@@ -41,26 +68,20 @@ def main(argv: list[str], workload: Workload) -> int:
     lifecycle.notify_ready(args.ready_fd)
     status = "failed"
     try:
-        code = workload(argv[split + 1 :], session.connect)
+        code = stop.run(lambda: workload(argv[split + 1 :], session.connect))
         status = "ok" if code == 0 else f"exit {code}"
     except HrxmpError as error:
         status = f"failed: {error.code}"
         raise
-    except (KeyboardInterrupt, Stopped) as stop:
-        number = signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM
-        status = f"signal {number}"
-        code = 128 + number
+    except Stopped:
+        status = f"signal {int(signal.SIGTERM)}"
+        code = 128 + signal.SIGTERM
     except SystemExit as leave:
         status = "ok" if not leave.code else f"exit {leave.code}"
         raise
     finally:
         opened.close(status)
     return code
-
-
-def _stop(_number: int, _frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Stopped
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -330,7 +330,7 @@ class Store:
         if self._strict:
             raise StoreError(
                 f"the kernel store {self.folder} cannot be {what}: {text}",
-                remedy=_MAKE_ROOM if full else _USE_ANOTHER,
+                remedy=_MAKE_ROOM if full else "set HRXMP_CACHE to another folder",
             ) from error
         self.note_trouble(text, what, full)
         return text

@@ -151,8 +151,10 @@ def views(trace: Trace, run_id: str = "") -> list[RunView]:
     for line in trace.lines:
         by_run.setdefault(line.record.run_id, []).append(line)
     names = [name for name in by_run if name.startswith(run_id)]
+    if not by_run:
+        raise UsageError("there is no trace record in it")
     if not names:
-        there = ", ".join(by_run) or "no runs at all"
+        there = ", ".join(by_run)
         raise UsageError(f"no run {run_id!r} in this trace; it has {there}")
     return [view(name, by_run[name]) for name in names]
 

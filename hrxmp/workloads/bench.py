@@ -76,9 +76,12 @@ def main(args: argparse.Namespace, executor: Executor) -> int:
     if args.output_err:
         printers.append(printer(args.output_err, sys.stderr, shown))
     groups = [list(group) for _, group in itertools.groupby(tests, _load_key)]
+    # Loaded before anything is printed: a model that cannot be loaded leaves no half output.
+    bench = _Bench(executor, groups[0], args, last=len(groups) == 1)
     with _printing(printers):
         for index, group in enumerate(groups):
-            bench = _Bench(executor, group, args, last=index == len(groups) - 1)
+            if index:
+                bench = _Bench(executor, group, args, last=index == len(groups) - 1)
             for row in bench.run():
                 for target in printers:
                     target.row(row)

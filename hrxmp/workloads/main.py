@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import runpy
 import sys
+import traceback
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hrxmp.errors import HrxmpError
 from hrxmp.workloads import arguments
 
 if TYPE_CHECKING:
@@ -47,5 +49,19 @@ def _run_script(argv: list[str]) -> int:
     path = str(Path(argv[0]).resolve())
     sys.argv = list(argv)
     sys.path.insert(0, str(Path(path).parent))
-    runpy.run_path(path, run_name="__main__")
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except Exception as error:
+        if isinstance(error, HrxmpError):
+            raise
+        _print_own_frames(error, path)
+        return 1
     return 0
+
+
+def _print_own_frames(error: Exception, path: str) -> None:
+    """The traceback from the script's first frame on: what called it is not the user's."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename != path:
+        frames = frames.tb_next
+    traceback.print_exception(error.with_traceback(frames or error.__traceback__))

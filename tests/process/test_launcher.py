@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -129,6 +130,39 @@ def test_a_scripts_own_error_is_a_traceback_and_exit_code_1(tmp_path: Path) -> N
     assert done.code == 1 and "ZeroDivisionError" in done.stderr
 
 
+def test_a_scripts_traceback_begins_at_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "s.py"
+    script.write_text("def f():\n    1 / 0\nf()\n")
+    done = hrxmp_run(script)
+    assert done.code == 1 and "runpy" not in done.stderr and done.stderr.count("File") == 2
+
+
+def test_an_output_path_means_a_trace(tmp_path: Path) -> None:
+    script, trace = tmp_path / "s.py", tmp_path / "trace"
+    script.write_text("import hrxmp\nhrxmp.connect()\n")
+    done = hrxmp_run("--trace-output", trace, script)
+    assert done.code == 0 and '"event":"run-end"' in trace.read_text()
+
+
+@pytest.mark.parametrize("delay_s", [0.05, 0.3, 0.6, 1.0])
+def test_a_stop_at_any_moment_of_the_start_is_quiet(tmp_path: Path, delay_s: float) -> None:
+    """A terminal sends Ctrl-C to the whole group; how far the run has come must not matter."""
+    script = tmp_path / "s.py"
+    script.write_text(WAITING)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hrxmp", "run", "--cache", "off", str(script)], cwd=ROOT,
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        process_group=0,
+    )  # fmt: skip
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(delay_s)  # the moment is what is tested
+    os.killpg(process.pid, signal.SIGINT)
+    _out, err = process.communicate(timeout=60)
+    early = delay_s < 0.3 and process.returncode in (-signal.SIGINT, 1)  # still in Python's start
+    assert early or process.returncode == 128 + signal.SIGINT, err.decode()
+    assert early or b"Traceback" not in err
+
+
 def test_the_readmes_example_runs(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
@@ -149,6 +183,9 @@ def test_the_readmes_example_runs(tmp_path: Path) -> None:
         (["bench", "--frobnicate"], "unrecognized arguments"),
         (["--on-compile", "panic", "bench"], "invalid choice"),
         (["generate", "-m", "/dev/null", "-p", "x"], "/dev/null"),
+        (["--workers", "-1", "devices"], "--workers='-1'"),
+        (["--pool", "garbage", "devices"], "neither ipc:// nor tcp://"),
+        (["--trace-output", "/nowhere/x", "devices"], "/nowhere/x"),
     ],
 )
 def test_a_wrong_command_line_is_one_clear_error(words: list[str], text: str) -> None:
@@ -217,6 +254,6 @@ def test_a_stop_signal_ends_the_run_with_a_whole_trace(short: Path, number: int)
     run = Running(short, "--trace")
     run.process.send_signal(number)
     code, _out, err = run.finish()
-    assert code == 128 + signal.SIGTERM
+    assert code == 128 + number
     assert f'"status":"signal {int(signal.SIGTERM)}"' in err
     assert not list(short.glob("hrxmp-*")), "the run's folder is left"

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from hrxmp.errors import SettingError
-from hrxmp.settings import Settings, describe, variable
+from hrxmp.settings import Settings, describe, unknown_variables, variable
 from tests import readme
 
 
@@ -26,9 +26,9 @@ def test_changed_settings_survive_the_way_to_a_child() -> None:
     ("name", "text", "form"),
     [
         ("HRXMP_WORKERS", "many", "a whole number"),
-        ("HRXMP_WORKERS", "-1", "not be negative"),
+        ("HRXMP_WORKERS", "-1", "0 or more"),
         ("HRXMP_JOB_TIMEOUT_S", "soon", "a number"),
-        ("HRXMP_JOB_TIMEOUT_S", "nan", "not be negative"),
+        ("HRXMP_JOB_TIMEOUT_S", "nan", "0 or more"),
         ("HRXMP_ASYNC_JIT", "maybe", "1 or 0"),
         ("HRXMP_ON_COMPILE", "panic", "off, warn, error"),
     ],
@@ -50,3 +50,14 @@ def test_every_setting_is_in_the_readme() -> None:
     assert readme.with_table(text) == text
     for field, _kind, _help in describe():
         assert f"`{variable(field)}`" in text
+
+
+def test_flags_are_checked_like_variables() -> None:
+    assert Settings().with_flags({"workers": 3, "async_jit": False}).workers == 3
+    with pytest.raises(SettingError, match="--workers='-1': expected 0 or more"):
+        Settings().with_flags({"workers": -1})
+
+
+def test_misspelled_variables_are_noticed() -> None:
+    environ = {"HRXMP_WORKER": "3", "HRXMP_WORKERS": "3", "PATH": ""}
+    assert unknown_variables(environ) == ["HRXMP_WORKER"]
