@@ -52,6 +52,16 @@ class BenchTest(msgspec.Struct, frozen=True, kw_only=True):
         return self.n_prompt + self.n_gen
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """Adds a flag's default to its help, where it has one that the help does not say."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        if "default" in text or action.default in (None, False, argparse.SUPPRESS):
+            return text
+        return text + " (default %(default)s)"
+
+
 def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     """llama-bench's flags; lists with commas, or flags repeated."""
     add = parser.add_argument

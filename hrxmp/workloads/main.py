@@ -28,7 +28,11 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
 def parser_of(command: str) -> argparse.ArgumentParser:
     """The command line of one command."""
     text, add = COMMANDS[command]
-    parser = argparse.ArgumentParser(prog=f"hrxmp-run {command}", description=text)
+    parser = argparse.ArgumentParser(
+        prog=f"hrxmp-run {command}",
+        description=text,
+        formatter_class=arguments.HelpFormatter,
+    )
     add(parser)
     return parser
 
