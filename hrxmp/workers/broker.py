@@ -31,6 +31,9 @@ from hrxmp.workers.actions import (
 from hrxmp.workers.book import Book, Job
 
 _START_FAILURES = 3
+_EXPECTED = 6
+"""Most workers that start before there is a job. A GPU's driver makes contexts one after the other,
+and the executor waits in the same line: behind 16 workers it opened its device 2 s later."""
 
 
 class Worker:
@@ -88,9 +91,10 @@ class Broker:
         return self._schedule(now)
 
     def expect(self, now: int) -> list[Action]:
-        """An executor will need compiles soon: start workers that take a job of any device."""
+        """An executor will need compiles soon: start a few workers that take a job of any device."""
         working = sum(worker.state != "leaving" for worker in self.workers.values())
-        for _ in range(self.limits.workers - working if not self._draining else 0):
+        wanted = min(self.limits.workers, _EXPECTED)
+        for _ in range(wanted - working if not self._draining else 0):
             self._spawn("", now, "compiles are expected")
         return self._take()
 
