@@ -124,7 +124,10 @@ def paired(model: str, rounds: int) -> dict[str, Any]:
 
 
 def decode_in_turns(model: str, rounds: int) -> dict[str, Any]:
-    """Medians of a decode's time with and without the tracer, token by token in turns."""
+    """Medians of a decode's time: without the tracer, again without (the noise), and with it.
+
+    The three take turns token by token, each first, second and third equally often.
+    """
     import hrxmp
     from hrxmp.models import files
     from hrxmp.models.generator import LlamaModel
@@ -132,21 +135,24 @@ def decode_in_turns(model: str, rounds: int) -> dict[str, Any]:
     executor = hrxmp.connect()
     llama = LlamaModel.load(executor, files.resolve(model), context=256)
     tracer = executor.tracer
-    times: dict[bool, list[float]] = {False: [], True: []}
+    modes = {"off": None, "off again": None, "on": tracer}
+    times: dict[str, list[float]] = {mode: [] for mode in modes}
     llama.prefill(list(range(1, 17)))
     for token in range(rounds * 128):
-        for traced in (True, False) if token % 2 else (False, True):
-            executor.tracer = tracer if traced else None
+        turn = token % len(modes)
+        for mode in [*modes][turn:] + [*modes][:turn]:
+            executor.tracer = modes[mode]
             llama.length = 16 + token % 128
             begin = time.perf_counter()
             llama.decode(token % 1000 + 1)
-            times[traced].append(time.perf_counter() - begin)
+            times[mode].append(time.perf_counter() - begin)
     executor.tracer = tracer
-    plain, with_trace = (statistics.median(times[traced]) for traced in (False, True))
+    plain, again, traced = (statistics.median(found) for found in times.values())
     return {
         "paired_token_us": round(plain * 1e6, 1),
-        "paired_cost_percent": round((with_trace / plain - 1) * 100, 3),
-        "paired_tokens": len(times[True]),
+        "paired_cost_percent": round((traced / plain - 1) * 100, 2),
+        "paired_noise_percent": round((again / plain - 1) * 100, 2),
+        "paired_tokens": len(times["on"]),
         "records_us": round(records_us(tracer), 2),
     }
 
