@@ -91,7 +91,7 @@ class Broker:
         return self._schedule(now)
 
     def expect(self, now: int) -> list[Action]:
-        """An executor will need compiles soon: start a few workers that take a job of any device."""
+        """An executor will need compiles soon: start a few workers for any device."""
         working = sum(worker.state != "leaving" for worker in self.workers.values())
         wanted = min(self.limits.workers, _EXPECTED)
         for _ in range(wanted - working if not self._draining else 0):

@@ -31,11 +31,11 @@ def main(argv: list[str]) -> int:
     from hrxmp.workers.worker_link import WorkerLink
 
     function = load_function(args.compiler) if args.compiler else None
+    compiler = Compiler.from_environment(os.environ, args.scratch, function)
+    compiler.prepare()  # before hello: a job that waits here could run on a worker that is ready
     link = WorkerLink(args.endpoint, args.run, args.name)
     link.start()
     lifecycle.notify_ready(args.ready_fd)
-    compiler = Compiler.from_environment(os.environ, args.scratch, function)
-    compiler.prepare()
     return _serve(link, compiler)
 
 
