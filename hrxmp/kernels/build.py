@@ -7,6 +7,7 @@ kernel creation or first launch is forced here. Nothing is kept on disk; the sto
 
 from __future__ import annotations
 
+import re
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
@@ -164,7 +165,7 @@ def build(device: Device, variant: Variant, sanitizer: str = "", extra_options: 
     return Built(
         binary=binary,
         kind=device.traits.form,
-        log=_log(program, device),
+        log=_without_chatter(_log(program, device)),
         compile_ns=compiled - start,
         create_ns=created - compiled,
         launch_ns=launched - created,
@@ -269,6 +270,18 @@ def _binary(program: cl._cl._Program) -> bytes:
 def _log(program: cl._cl._Program, device: Device) -> str:
     log = program.get_build_info(device.handle, opencl().program_build_info.LOG)
     return str(log).strip("\0 \n")
+
+
+# What Intel's compiler says of every kernel, however good.
+_CHATTER = re.compile(
+    r"(Compilation|Linking|Device build) (started|done)|Options used by backend compiler"
+    r'|remark: |Kernel "?<?\w+"?>? was |Done\.'
+)
+
+
+def _without_chatter(log: str) -> str:
+    """The lines of a good compile's log that say something."""
+    return "\n".join(line for line in log.splitlines() if not _CHATTER.match(line)).strip()
 
 
 def _first_error(log: str) -> str:

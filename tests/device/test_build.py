@@ -157,3 +157,8 @@ def test_local_size_is_the_kernels_own(device: Device) -> None:
     kernel = load(device, variant, build(device, variant).binary).kernel
     required = opencl().kernel_work_group_info.COMPILE_WORK_GROUP_SIZE
     assert tuple(kernel.get_work_group_info(required, device.handle)) == (*variant.local_size, 1)
+
+
+def test_a_good_compile_has_nothing_to_say(device: Device) -> None:
+    launch = element.silu(device.traits, count=100)
+    assert build(device, launch.variant).log == ""
