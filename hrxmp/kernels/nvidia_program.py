@@ -18,7 +18,7 @@ from hrxmp.kernels.definition import Argument, DeviceTraits, KernelDefinition
 from hrxmp.kernels.keys import Param, Variant
 from hrxmp.kernels.launch import Launch
 
-INTS, FLOATS = 20, 10
+INTS, FLOATS = 40, 10
 """Arguments of each kind, as in `cl/nv_arguments.h`."""
 ADDRESSES = 60
 """Buffers of one launch of `cl/nv_addresses.cl`."""

@@ -4,13 +4,13 @@
 #ifndef NV_ARGUMENTS_H
 #define NV_ARGUMENTS_H
 
-#define INTS 20
+#define INTS 40
 #define FLOATS 10
 
 #define TEN(X, tens)                                                                               \
     X(tens##0) X(tens##1) X(tens##2) X(tens##3) X(tens##4) X(tens##5) X(tens##6) X(tens##7)        \
     X(tens##8) X(tens##9)
-#define ALL_INTS(X) TEN(X, 0) TEN(X, 1)
+#define ALL_INTS(X) TEN(X, 0) TEN(X, 1) TEN(X, 2) TEN(X, 3)
 #define ALL_FLOATS(X) TEN(X, 0)
 
 #define INT_ARGUMENT(n) int i##n,
