@@ -56,8 +56,8 @@ def device(request: pytest.FixtureRequest) -> Device:
 
 
 @cache
-def _loaded(device: Device, variant: Variant) -> Loaded:
-    return load(device, variant, build(device, variant).binary)
+def _loaded(device: Device, variant: Variant, options: str = "") -> Loaded:
+    return load(device, variant, build(device, variant, extra_options=options).binary)
 
 
 @pytest.fixture
@@ -74,11 +74,11 @@ def run(device: Device) -> Runner:
 
 
 def launch_once(
-    device: Device, launch: Launch, operands: Mapping[str, np.ndarray]
+    device: Device, launch: Launch, operands: Mapping[str, np.ndarray], options: str = ""
 ) -> dict[str, np.ndarray]:
     """Build (once a session), load and launch; returns new arrays for `launch.writes`."""
     cl = opencl()
-    kernel = _loaded(device, launch.variant).kernel
+    kernel = _loaded(device, launch.variant, options).kernel
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
     buffers = {
         name: cl.Buffer(device.context, flags, hostbuf=np.ascontiguousarray(array))

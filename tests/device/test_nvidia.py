@@ -6,19 +6,25 @@ The tests of the families run again, on devices that claim the form.
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import gguf
 import msgspec
 import numpy as np
 import pytest
 
+from hrxmp.clock import mono_ns
 from hrxmp.dtypes import DType
 from hrxmp.errors import UnsupportedError
-from hrxmp.kernels import dispatch
+from hrxmp.executor import session
+from hrxmp.identity import new_run_id
+from hrxmp.kernels import build, dispatch
 from hrxmp.kernels.device import Device
 from hrxmp.kernels.layout import pack
 from hrxmp.kernels.mul_mat import mul_mat, weight_layout
-from tests.device.conftest import _EXPECTED, Runner, _devices
+from hrxmp.models.generator import LlamaModel
+from hrxmp.settings import Settings
+from tests.device.conftest import _EXPECTED, Runner, _devices, launch_once
 from tests.device.test_attention import test_attention, test_rope_flash_attn
 from tests.device.test_mul_mat import (
     QUANTIZED,
@@ -33,6 +39,8 @@ from tests.device.test_mul_mat import (
     test_swiglu,
     test_zero_bounds_touch_nothing,
 )
+from tests.model_files import write_tiny
+from tests.reference_llama import ReferenceLlama
 
 __all__ = [
     "test_attention",
@@ -47,17 +55,49 @@ __all__ = [
 ]
 
 
+# Intel's compiler breaks the plain form of some of these kernels; without optimisation it is right.
+INTEL_OPTIONS = "-cl-opt-disable"
+
+
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> Device:
     """A device that dispatch takes for NVIDIA's."""
-    if request.param == "intel-cpu":
-        pytest.skip("Intel's compiler breaks the plain form: it is right with -cl-opt-disable only")
+    if request.param == "pocl-cpu":
+        pytest.skip("PoCL takes minutes to compile groups of 512 items")
     found = _devices().get(request.param)
     if found is None:
         pytest.skip(_EXPECTED[request.param])
     claimed = copy.copy(found)
     claimed.traits = msgspec.structs.replace(found.traits, form="nvidia")
     return claimed
+
+
+@pytest.fixture
+def run(device: Device) -> Runner:
+    options = INTEL_OPTIONS if device.info.platform.startswith("Intel") else ""
+    return lambda launch, operands: launch_once(device, launch, operands, options)
+
+
+def test_a_whole_model_as_one_launch(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU one work-group does it all; on a GPU test_llama has all of them."""
+    if not device.traits.is_cpu:
+        pytest.skip("test_llama runs models on this device as they are")
+    monkeypatch.setattr(session, "open_device", lambda *_args, **_options: device)
+    monkeypatch.setattr(build, "_OPTIONS", f"{build._OPTIONS} {INTEL_OPTIONS}")
+    settings = Settings(async_jit=False, cache=str(tmp_path / "store"))
+    opened = session.Session(settings, session.Link(run_id=new_run_id(), run_begin_ns=mono_ns()))
+    path = write_tiny(tmp_path / "m.gguf", "q4_k_m", seed=3)
+    reference, model = ReferenceLlama(path), LlamaModel.load(opened.executor, path, ubatch=24)
+    tokens = np.random.default_rng(1).integers(0, model.config.n_vocab, 30).tolist()
+    pairs = [(model.prefill(tokens), reference.forward(tokens)[-1])]
+    pairs += [(model.decode(token), reference.forward([token])[-1]) for token in (5, 600)]
+    for found, expected in pairs:
+        assert np.linalg.norm(found - expected) < 1e-4 * np.linalg.norm(expected)
+    names = [variant.definition for variant in opened.executor.variants(model.graph(1))]
+    assert names == ["nv_addresses", "nv_program"]
+    opened.close("ok")
 
 
 @pytest.mark.parametrize("m", [1, 3])
