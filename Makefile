@@ -27,7 +27,7 @@ lint: $(VENV)/ready
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto --dist loadfile
 
 validate: $(VENV)/ready
 	$(BIN)/python -m tests.validate

@@ -30,17 +30,23 @@ class Voice:
         self.begin_ns = now
         """When the run began, on this host's monotonic clock; else when it was first seen."""
         self._seq = 0
+        self._t_ns = 0
 
     def line(
         self, record: type[Record], exec_id: int | None, now: int, fields: dict[str, Any]
     ) -> bytes:
-        """The next record of this run, as a source would send it."""
+        """The next record of this run, as a source would send it.
+
+        Its origin of time may be learned, or corrected by another source, in between: time never
+        goes back.
+        """
+        self._t_ns = max(self._t_ns, now - self.begin_ns)
         made = record(
             run_id=self.run_id,
             source=SOURCE,
             incarnation=self.incarnation,
             seq=self._seq,
-            t_ns=max(now - self.begin_ns, 0),
+            t_ns=self._t_ns,
             exec_id=exec_id,
             **fields,
         )

@@ -239,7 +239,7 @@ def test_a_killed_run_is_started_again(services: Machine) -> None:
 def test_a_restart_rotation_and_metrics_under_load(services: Machine) -> None:
     run = Run(services, "rotated", 7000)
     run.turns(2)
-    options = "OPTIONS='--rotate-mb 0.01 --keep 0 --metrics /run/hrxmp/trace/metrics'\n"
+    options = "OPTIONS='--rotate-mb 0.002 --keep 0 --metrics /run/hrxmp/trace/metrics'\n"
     (services.tree / "etc/hrxmp/aggregator.env").write_text(options)
     services.shell("systemctl", "restart", AGGREGATOR)
     services.shell("systemctl", "start", "hrxmp-metrics.socket")

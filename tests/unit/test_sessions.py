@@ -10,6 +10,7 @@ import pytest
 from hrxmp import records
 from hrxmp.aggregator.merge import Merge, Released
 from hrxmp.aggregator.sessions import LARGEST_WINDOW, LEAST_WINDOW, Reply, Sessions
+from hrxmp.aggregator.voice import Voice
 from hrxmp.clock import HybridLogicalClock
 from hrxmp.messages import (
     PROTOCOL,
@@ -243,3 +244,13 @@ def test_numbers_may_begin_anywhere(first: int) -> None:
     ((_, ack),) = desk.write()
     assert isinstance(ack, Ack)
     assert ack.next_seq == first + 2
+
+
+def test_the_aggregators_own_time_never_goes_back() -> None:
+    voice = Voice("run", 1, 1000)
+    fields = {"of": "executor", "first": 0, "last": 0, "reason": "gone"}
+    lines = []
+    for begin in (1000, 200, 1500):
+        voice.begin_ns = begin
+        lines.append(msgspec.json.decode(b"{" + voice.line(records.Lost, None, 2000, fields)))
+    assert [line["t_ns"] for line in lines] == [1000, 1800, 1800]
