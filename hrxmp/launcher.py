@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from hrxmp import lifecycle, records
 from hrxmp.clock import HybridLogicalClock, mono_ns
 from hrxmp.errors import ChildError, UsageError
 from hrxmp.identity import new_identity, new_run_id
-from hrxmp.scratch import ScratchFolder
+from hrxmp.scratch import ScratchFolder, parent_folder
 from hrxmp.settings import Settings, describe, unknown_variables
 from hrxmp.supervise import Child, Exit, Restarter, spawn
 from hrxmp.trace import open_tracer
@@ -214,13 +213,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--sanitizer", metavar="KIND", help="access, value or all")
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
-
-
-def parent_folder(settings: Settings) -> Path:
-    """Where the run's private folder is made; socket paths must stay short."""
-    parent = settings.runtime_dir or os.environ.get("XDG_RUNTIME_DIR", "")
-    usable = bool(parent) and os.access(parent, os.W_OK | os.X_OK)
-    return Path(parent if usable else tempfile.gettempdir())
 
 
 def _say(text: str) -> None:

@@ -14,6 +14,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from hrxmp.settings import Settings
+
 _PREFIX = "hrxmp-"
 _LOCK = "held"
 
@@ -34,6 +36,13 @@ class ScratchFolder:
         """Remove the folder with everything in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+
+
+def parent_folder(settings: Settings) -> Path:
+    """Where a run's private folder is made; socket paths must stay short."""
+    parent = settings.runtime_dir or os.environ.get("XDG_RUNTIME_DIR", "")
+    usable = bool(parent) and os.access(parent, os.W_OK | os.X_OK)
+    return Path(parent if usable else tempfile.gettempdir())
 
 
 def remove_abandoned(parent: Path) -> int:

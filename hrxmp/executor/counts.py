@@ -21,7 +21,7 @@ class GraphCounts(msgspec.Struct, kw_only=True):
 
     def add(self, other: GraphCounts) -> None:
         """Add another execution's counts to these totals."""
-        for name in self.__struct_fields__:
+        for name in GraphCounts.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def as_dict(self) -> dict[str, int]:

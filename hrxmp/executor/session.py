@@ -133,12 +133,9 @@ class Session:
     def _say_begin(self, device: Device) -> None:
         if self.tracer is None:
             return
-        info = device.info
-        options = {
-            name: value
-            for name, value in self.settings.to_environment().items()
-            if value != Settings().to_environment()[name]
-        }
+        info, usual = device.info, Settings().to_environment()
+        given = self.settings.to_environment()
+        options = {name: value for name, value in given.items() if value != usual[name]}
         self.tracer.emit(
             records.RunBegin, host=platform.node(), device=info.name, platform=info.platform,
             driver=info.driver, device_uuid=info.uuid, versions=_versions(), options=options,

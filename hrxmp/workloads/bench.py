@@ -20,9 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from hrxmp.dtypes import DType
+from hrxmp.executor.counts import GraphCounts
 from hrxmp.models import files
 from hrxmp.models.generator import LlamaModel
 from hrxmp.models.gguf_file import GgufFile
@@ -31,7 +30,6 @@ from hrxmp.workloads.formats import DEFAULTS, CacheState, Printer, Row, printer,
 
 if TYPE_CHECKING:
     from hrxmp import Execution, Executor
-    from hrxmp.executor.counts import GraphCounts
 
 FILE_TYPES: Final = {
     0: "all F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1",
@@ -40,25 +38,19 @@ FILE_TYPES: Final = {
 """general.file_type -> the name that llama.cpp prints."""
 
 
-class Counted(msgspec.Struct, kw_only=True):
+class Counted(GraphCounts, kw_only=True):
     """Sums of graph counts over the timed executions of a test."""
 
     executions: int = 0
-    compiles: int = 0
-    joins: int = 0
-    disk_hits: int = 0
-    driver_compiles: int = 0
-    wait_ns: int = 0
 
-    def add(self, execution: Execution) -> None:
+    def add_execution(self, execution: Execution) -> None:
         """Add one execution."""
         self.add_counts(execution.counts)
 
     def add_counts(self, counts: GraphCounts) -> None:
         """Add one execution's counts."""
         self.executions += 1
-        for name in ("compiles", "joins", "disk_hits", "driver_compiles", "wait_ns"):
-            setattr(self, name, getattr(self, name) + getattr(counts, name))
+        self.add(counts)
 
     @property
     def cache_state(self) -> CacheState:
@@ -128,7 +120,7 @@ class _Bench:
         self._prepare(test)
         counted = Counted()
         samples = []
-        self.model.on_execution = counted.add
+        self.model.on_execution = counted.add_execution
         for repetition in range(self.args.repetitions):
             self._say(index, f"run {repetition + 1}/{self.args.repetitions}")
             self.executor.annotate(f"{test.name} run {repetition + 1}")

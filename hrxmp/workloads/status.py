@@ -19,8 +19,8 @@ import msgspec
 from hrxmp import wire
 from hrxmp.clock import HybridLogicalClock, mono_ns
 from hrxmp.identity import new_identity
-from hrxmp.launcher import parent_folder
 from hrxmp.messages import FromAggregator, FromPool, StatusJob, StatusReply, StatusRequest
+from hrxmp.scratch import parent_folder
 from hrxmp.settings import Settings
 
 _PATIENCE_NS = 1_000_000_000
