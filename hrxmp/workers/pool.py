@@ -354,8 +354,19 @@ class Pool:
             device=body.device,
         )
         self.crew.assigned(action.worker)
+        self._introduce(action.worker)
         if not self.crew.send(self.work, action.worker, job):
             self.crew.kill(action.worker, "it could not be reached")
+
+    def _introduce(self, worker: str) -> None:
+        """Say to the runs that wait for its job that there is this worker: before the job is in
+        its hands, so that one that dies on it at once is known."""
+        member = self.crew.members[worker]
+        reason = "started" if member.jobs == 1 else "shared"
+        runs = {request.client[0] for request in self.broker.requests_of(worker)}
+        for trace in self._traces.all():
+            if trace.tracer.identity.run_id in runs:
+                trace.worker_start(worker, member.child.pid, reason)
 
     def _status(self, token: int, now: int) -> StatusReply:
         jobs = tuple(self.broker.book.status(now, self.crew.phases()))

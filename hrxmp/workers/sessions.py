@@ -100,7 +100,9 @@ class RunTrace:
             self.tracer.emit(records.WorkerStart, worker=worker, pid=pid, reason=reason)
 
     def worker_exit(self, worker: str, pid: int, reason: str, signal: int, held: list[int]) -> None:
-        """A worker is gone; said to the runs that know it."""
+        """A worker is gone; said to the runs that know it, or that it held a request of."""
+        if held:  # the run may have joined a job that was in hand
+            self.worker_start(worker, pid, "shared")
         if worker in self.told:
             self.told.discard(worker)
             self.tracer.emit(

@@ -65,13 +65,10 @@ class Teller:
         self._send(session, request, body)
 
     def _record(self, session: Session, trace: RunTrace, action: Begin | Progress | End) -> None:
-        member = self._crew.members.get(action.worker)
         if isinstance(action, Begin):
-            if member is not None:  # at once: later it may be gone, with its exit untold
-                reason = "started" if member.jobs == 1 else "shared"
-                trace.worker_start(action.worker, member.child.pid, reason)
             act = partial(trace.begin, action)
         elif isinstance(action, Progress):
+            member = self._crew.members.get(action.worker)
             pid, phase = (member.child.pid, member.phase) if member else (0, "")
             act = partial(trace.progress, action, pid, phase)
         else:

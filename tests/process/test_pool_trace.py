@@ -155,6 +155,31 @@ def test_a_crash_a_timeout_and_a_refusal_are_on_record(tmp_path: Path) -> None:
     }
 
 
+def test_a_worker_that_dies_before_it_said_a_word_of_its_job_is_on_record(tmp_path: Path) -> None:
+    """A compiler may take its process down before the word that it started is out."""
+    with traced_pool(tmp_path, workers=1) as (pool, endpoint, file):
+        one, two = Run(pool, endpoint, "r1"), Run(pool, endpoint, "r2")
+        assert outcome(two.request(1, n=1)).error is None
+        (worker,) = pool.status()[0].workers
+        os.kill(worker.pid, signal.SIGSTOP)
+        lost = one.request(1, n=2)
+        pool.until(lambda r: bool(r.jobs) and r.jobs[0].state == "compiling")
+        os.kill(worker.pid, signal.SIGKILL)
+        assert outcome(lost).error is None  # another worker did it
+        one.close()
+        two.close()
+        pool.stop()
+    trace = trace_of(file)
+    pair = ["compile-begin", "compile-end"]
+    assert positions(trace, lost.body.request_id) == ["compile-request", *pair, *pair]
+    starts = of(records.WorkerStart, trace)
+    assert (starts[0].pid, starts[0].reason) == (worker.pid, "shared")
+    assert len(starts) == 2
+    (exit_,) = of(records.WorkerExit, trace)
+    assert (exit_.pid, exit_.signal, exit_.held) == (worker.pid, 9, [lost.body.request_id])
+    assert [e.held for e in of(records.WorkerExit, trace, "r2")] == [[]]
+
+
 def test_two_runs_of_one_pool_have_their_own_records(tmp_path: Path) -> None:
     go = tmp_path / "go"
     with traced_pool(tmp_path, workers=1) as (pool, endpoint, file):
