@@ -28,11 +28,9 @@ from hrxmp.messages import (
     Shutdown,
     Welcome,
 )
+from hrxmp.record_lines import Item, Note, RecordLines, edge
 from hrxmp.settings import Settings
 from hrxmp.spool import Backlog
-
-Edge = tuple[str, int | None, bool]
-"""Start (True) or end of an interval: kind and the id that joins both."""
 
 BATCH_ITEMS = 1000
 BATCH_BYTES = 256 << 10
@@ -53,8 +51,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What was pending at one moment, and the clock of that moment."""
 
     first_seq: int
-    items: list[tuple[int, int, bytes]]
-    edges: list[tuple[int, Edge]]
+    notes: list[Note]
     mark: Hlc
 
 
@@ -93,6 +90,7 @@ class Delivery:
         self._welcomed = False
         self._resumed = False
         self._said = False
+        self._lines = RecordLines(source.identity, source.run_begin_ns)
         self._next_seq = 0
         self._mark: Hlc = (0, 0)
         self._open: dict[tuple[str, int | None], int] = {}
@@ -210,26 +208,28 @@ class Delivery:
                 break
 
     def _divide(self, taken: Taken) -> None:
-        edges, at = taken.edges, 0
-        for start, stop in _cuts(taken.items):
-            first, end = taken.first_seq + start, taken.first_seq + stop
-            while at < len(edges) and edges[at][0] < end:
-                self._follow(*edges[at])
-                at += 1
-            last = stop == len(taken.items)
+        items = [self._lines.item(taken.first_seq + i, note) for i, note in enumerate(taken.notes)]
+        for start, stop in _cuts(items):
+            first = taken.first_seq + start
+            for seq, note in enumerate(taken.notes[start:stop], first):
+                self._follow(seq, note)
+            last = stop == len(items)
             self._keep(
                 Records(
                     first_seq=first,
-                    items=taken.items[start:stop],
-                    mark=taken.mark if last else taken.items[stop - 1][:2],
+                    items=items[start:stop],
+                    mark=taken.mark if last else items[stop - 1][:2],
                     skipped=first - self._next_seq,
                     open=list(self._open.values())[-OPEN_TOLD:],
                 )
             )
         self._mark = taken.mark
 
-    def _follow(self, seq: int, edge: Edge) -> None:
-        kind, key, begins = edge
+    def _follow(self, seq: int, note: Note) -> None:
+        found = edge(note)
+        if found is None:
+            return
+        kind, key, begins = found
         if begins:
             self._open[kind, key] = seq
         else:
@@ -332,7 +332,7 @@ class Delivery:
 
     def _report(self) -> None:
         """Say once on stderr what could not be delivered."""
-        count = self._backlog.unacknowledged() + len(self.source.take().items)
+        count = self._backlog.unacknowledged() + len(self.source.take().notes)
         count += self.source.lost_count()
         if self._failure:
             self._say(f"tracing stopped: {self._failure}")
@@ -346,7 +346,7 @@ class Delivery:
         sys.stderr.flush()
 
 
-def _cuts(items: list[tuple[int, int, bytes]]) -> list[tuple[int, int]]:
+def _cuts(items: list[Item]) -> list[tuple[int, int]]:
     """Where to cut a list into batches."""
     cuts, start, size = [], 0, 0
     for index, item in enumerate(items):

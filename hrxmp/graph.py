@@ -150,6 +150,7 @@ class Graph:
         self.outputs: dict[str, Tensor] = {}
         self._digest = ""
         self._storages: tuple[Storage, ...] = ()
+        self._memory_key = ""
 
     # -- leaves ------------------------------------------------------------------------------
 
@@ -313,6 +314,7 @@ class Graph:
         """SHA-256 of the structure: ops, shapes, strides, parameters and who shares memory."""
         if not self._digest:
             self._storages = tuple(dict.fromkeys(t.storage for t in self.nodes if t.storage))
+            self._memory_key = " ".join(str(storage.uid) for storage in self._storages)
             slots = {storage: i for i, storage in enumerate(self._storages)}
             rows = [
                 (t.op, t.dtype.label, t.shape, t.strides, t.offset, [s.index for s in t.sources],
@@ -329,6 +331,11 @@ class Graph:
         """The caller's memory that the graph touches, in order of first appearance."""
         self.digest()
         return self._storages
+
+    def memory_key(self) -> str:
+        """Equal for two graphs that touch the same memory in the same order of appearance."""
+        self.digest()
+        return self._memory_key
 
     def add_node(self, tensor: Tensor) -> None:
         """Append a node; only `Tensor` calls this."""

@@ -63,10 +63,27 @@ class _Run(msgspec.Struct, kw_only=True):
     """An execution under way, as its `graph-end` will tell it."""
 
     cause: Cause
+    uid: int
     program: int = 0
     program_hit: bool = False
     prepared_hit: bool = False
     replayed: bool = False
+    error: ErrorInfo | None = None
+    dur_ns: int = 0
+
+    def columns(self) -> dict[str, Any]:
+        """What `graph-end` says."""
+        return {
+            "uid": self.uid,
+            "outcome": "failed" if self.error else "ok",
+            "error": self.error,
+            "program": self.program,
+            "program_hit": self.program_hit,
+            "prepared_hit": self.prepared_hit,
+            "replayed": self.replayed,
+            "dur_ns": self.dur_ns,
+            **self.cause.counts.as_dict(),
+        }
 
 
 class Executor:
@@ -93,7 +110,7 @@ class Executor:
         self._traits = build.checkable(device.traits, self._sanitizing.kind)
         self._programs = GraphPrograms()
         self._wanted: dict[Variant, Wanted] = {}
-        self._prepared: OrderedDict[tuple[int, ...], PreparedProgram] = OrderedDict()
+        self._prepared: OrderedDict[tuple[int, str], PreparedProgram] = OrderedDict()
         self._failed = ""
         self._profile: Profile | None = None
 
@@ -227,7 +244,7 @@ class Executor:
             raise DeviceError(f"this executor's device failed before: {self._failed}")
         self.stats.executions += 1
         exec_id = self.stats.executions
-        run = _Run(cause=Cause(exec_id=exec_id, counts=GraphCounts()))
+        run = _Run(cause=Cause(exec_id=exec_id, counts=GraphCounts()), uid=graph.uid)
         begin = monotonic_ns()
         tracer = self.tracer
         if tracer is not None:
@@ -235,13 +252,13 @@ class Executor:
         try:
             outputs = self._run(graph, inputs or {}, upcoming, run)
         except BaseException as error:  # also an interrupt: what began must end in the trace
-            self._finish(graph, run, begin, error)
+            self._finish(run, begin, error)
             raise
         return Execution(
             exec_id=exec_id,
             outputs=outputs,
             counts=run.cause.counts,
-            dur_ns=self._finish(graph, run, begin, None),
+            dur_ns=self._finish(run, begin, None),
             replayed=run.replayed,
         )
 
@@ -308,8 +325,7 @@ class Executor:
         return program
 
     def _prepared_for(self, program: GraphProgram, graph: Graph, run: _Run) -> PreparedProgram:
-        storages = graph.storages()
-        key = (program.program, *(storage.uid for storage in storages))
+        key = program.program, graph.memory_key()
         prepared = self._prepared.get(key)
         if prepared is not None:
             self._prepared.move_to_end(key)
@@ -317,7 +333,11 @@ class Executor:
             run.prepared_hit = True
             return prepared
         prepared = PreparedProgram(
-            program, storages, self._memory, self._device, sanitized=bool(self._sanitizing.kind)
+            program,
+            graph.storages(),
+            self._memory,
+            self._device,
+            sanitized=bool(self._sanitizing.kind),
         )
         self.stats.prepared_builds += 1
         if graph.uid:
@@ -343,26 +363,16 @@ class Executor:
             self._wanted[variant] = wanted
         return wanted
 
-    def _finish(self, graph: Graph, run: _Run, begin: int, error: BaseException | None) -> int:
-        dur_ns = monotonic_ns() - begin
-        counts = run.cause.counts
-        self.totals.add(counts)
+    def _finish(self, run: _Run, begin: int, error: BaseException | None) -> int:
+        run.dur_ns, run.error = monotonic_ns() - begin, _info(error)
+        if not run.replayed:
+            self.totals.add(run.cause.counts)
         self._guard.execution_done(self.stats.executions)
         if self.tracer is not None:
-            self.tracer.emit(
-                records.GraphEnd,
-                exec_id=run.cause.exec_id,
-                uid=graph.uid,
-                outcome="failed" if error else "ok",
-                error=_info(error),
-                program=run.program,
-                program_hit=run.program_hit,
-                prepared_hit=run.prepared_hit,
-                replayed=run.replayed,
-                dur_ns=dur_ns,
-                **counts.as_dict(),
-            )
-        return dur_ns
+            # A replay's counts are zero and stay so: its columns can be made later, elsewhere.
+            fields = run.columns if run.replayed else run.columns()
+            self.tracer.note(records.GraphEnd, run.cause.exec_id, fields)
+        return run.dur_ns
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from hrxmp.clock import HybridLogicalClock, mono_ns
 from hrxmp.identity import new_identity
 from hrxmp.settings import Settings
-from hrxmp.trace import PENDING_BYTES, Tracer
+from hrxmp.trace import PENDING_RECORDS, Tracer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -77,7 +77,7 @@ def tracer(
     run: str = "r1",
     welcome_s: float = 5.0,
     spool_mb: int = 256,
-    pending_bytes: int = PENDING_BYTES,
+    pending_records: int = PENDING_RECORDS,
 ) -> Tracer:
     """A started tracer of this process."""
     made = Tracer(
@@ -86,7 +86,7 @@ def tracer(
         endpoint,
         Settings(trace_compile=True, spool_mb=spool_mb),
         mono_ns(),
-        pending_bytes=pending_bytes,
+        pending_records=pending_records,
     )
     made.start(welcome_s)
     return made

@@ -46,7 +46,7 @@ def test_no_aggregator(tmp_path: Path) -> None:
 def test_limits_are_counted_exactly(tmp_path: Path) -> None:
     """More records than memory and spool hold: each missing one is inside a `lost` record."""
     endpoint, path = f"ipc://{tmp_path}/trace", tmp_path / "out"
-    source = tracer(endpoint, "executor", welcome_s=0.05, spool_mb=1, pending_bytes=1 << 20)
+    source = tracer(endpoint, "executor", welcome_s=0.05, spool_mb=1, pending_records=1 << 11)
     count = 60_000
     for index in range(count):
         source.emit(records.Annotation, label="x" * 500)

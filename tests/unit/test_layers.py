@@ -15,8 +15,8 @@ PACKAGE = ROOT / "hrxmp"
 LEVELS = {
     "errors": 0, "settings": 0, "identity": 0, "clock": 0, "dtypes": 0, "kernels.keys": 0,
     "messages": 1, "records": 1,
-    "wire": 2, "trace": 2, "delivery": 2, "spool": 2, "lifecycle": 2, "supervise": 2, "scratch": 2,
-    "notify": 2,
+    "wire": 2, "trace": 2, "delivery": 2, "record_lines": 2, "spool": 2, "lifecycle": 2,
+    "supervise": 2, "scratch": 2, "notify": 2,
     "graph": 3, "kernels": 3,
     "executor": 4, "workers": 4, "aggregator": 4,
     "launcher": 5, "__main__": 5, "models": 5, "workloads": 5, "tracetool": 5, "__init__": 5,

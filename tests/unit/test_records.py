@@ -13,7 +13,7 @@ import hrxmp
 from hrxmp import records
 from hrxmp.errors import ErrorInfo
 from hrxmp.kernels.keys import Difference
-from hrxmp.trace import fit
+from hrxmp.record_lines import fit
 from hrxmp.tracetool.main import schema_text
 
 COMMON = ["event", "run", "source", "incarnation", "seq", "t_ns", "exec"]
