@@ -15,14 +15,11 @@ Hlc = tuple[int, int]
 """Hybrid time: (wall nanoseconds, counter). Compares as a tuple."""
 
 
-def mono_ns() -> int:
-    """CLOCK_MONOTONIC in nanoseconds: comparable between the processes of one boot."""
-    return time.monotonic_ns()
+mono_ns = time.monotonic_ns
+"""CLOCK_MONOTONIC in nanoseconds: comparable between the processes of one boot."""
 
-
-def wall_ns() -> int:
-    """Wall time in nanoseconds since the epoch; may step, so only the hybrid clock uses it."""
-    return time.time_ns()
+wall_ns = time.time_ns
+"""Wall time in nanoseconds since the epoch; may step, so only the hybrid clock uses it."""
 
 
 class HybridLogicalClock:

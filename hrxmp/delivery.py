@@ -40,7 +40,7 @@ MEMORY_BYTES = 16 << 20
 OPEN_TOLD = 256
 LINGER_NS = 10_000_000
 """A wake-up waits so long for company: one batch instead of many;"""
-STREAM_LINGER_NS = 50_000_000
+STREAM_LINGER_NS = 200_000_000
 """and so long in a steady stream, as decoding makes it: each batch costs the process 150 us."""
 RETRY_NS = 200_000_000
 PATIENCE_NS = 900_000_000
@@ -317,7 +317,7 @@ class Delivery:
         if ack.again >= 0:
             self._backlog.rewind(ack.again)
             self._goodbye_sent = False
-        if self._goodbye_sent and self._backlog.empty and ack.next_seq >= self._next_seq:
+        if ack.ended and ack.next_seq >= self._next_seq:
             self._finished = True
 
     def _goodbye(self) -> None:

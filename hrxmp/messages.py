@@ -310,6 +310,8 @@ class Ack(Body, frozen=True, kw_only=True, tag="ack"):
     """The receiver's own promise, as far as it was heard."""
     window_bytes: int = 0
     """So much may be on its way from now on; 0: as before."""
+    ended: bool = False
+    """The goodbye was heard too: the session is over."""
 
 
 class Subscribe(Body, frozen=True, kw_only=True, tag="subscribe"):

@@ -77,15 +77,14 @@ class Tracer:
         """Like `emit`; `fields`, or the function that gives them, is read later, in another
         thread, and must not change."""
         with self._lock:
-            if self._closed:
+            if self._closed or not self._has_room():
                 return
-            if self._lost and not self._say_lost():
-                self._drop("the source could not keep up")
+            self._pending.append((self.clock.tick(wall_ns()), mono_ns(), record, exec_id, fields))
+            self._seq += 1
+            if self._awake:
                 return
-            self._append(record, exec_id, fields)
-            wake, self._awake = not self._awake, True
-        if wake:
-            self._delivery.wake()
+            self._awake = True
+        self._delivery.wake()
 
     def flush(self, timeout_s: float = 2.0) -> bool:
         """Wait until all that was emitted so far is acknowledged; False when the time is over."""
@@ -133,17 +132,14 @@ class Tracer:
 
     # -- under the lock ----------------------------------------------------------------------
 
-    def _append(self, record: type[Record], exec_id: int | None, fields: Fields) -> None:
-        if len(self._pending) >= self._pending_limit:
-            self._drop("the source could not keep up")
-            return
-        stamp = self.clock.tick(wall_ns())
-        self._pending.append((stamp, mono_ns(), record, exec_id, fields))
-        self._seq += 1
-
-    def _drop(self, reason: str) -> None:
-        self._note_lost(self._seq, self._seq, reason)
-        self._seq += 1
+    def _has_room(self) -> bool:
+        """Whether a record can be kept now; one that cannot is counted here."""
+        full = len(self._pending) >= self._pending_limit
+        if full or (self._lost and not self._say_lost()):
+            self._note_lost(self._seq, self._seq, "the source could not keep up")
+            self._seq += 1
+            return False
+        return True
 
     def _note_lost(self, first: int, last: int, reason: str) -> None:
         if self._lost and self._lost[-1][1] + 1 == first and self._lost[-1][2] == reason:
@@ -158,5 +154,6 @@ class Tracer:
         lost, self._lost = self._lost, []
         for first, last, reason in lost:
             fields = {"of": self.identity.source, "first": first, "last": last, "reason": reason}
-            self._append(Lost, None, fields)
+            self._pending.append((self.clock.tick(wall_ns()), mono_ns(), Lost, None, fields))
+            self._seq += 1
         return True

@@ -267,4 +267,4 @@ class Sessions:
         self._ended[session.key] = session.goodbye + 1
         while len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
-        return [(peer, Ack(next_seq=session.goodbye + 1))] if peer else []
+        return [(peer, Ack(next_seq=session.goodbye + 1, ended=True))] if peer else []

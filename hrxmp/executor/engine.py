@@ -248,7 +248,7 @@ class Executor:
         begin = monotonic_ns()
         tracer = self.tracer
         if tracer is not None:
-            tracer.emit(records.GraphBegin, exec_id=exec_id, uid=graph.uid, nodes=len(graph.nodes))
+            tracer.note(records.GraphBegin, exec_id, {"uid": graph.uid, "nodes": len(graph.nodes)})
         try:
             outputs = self._run(graph, inputs or {}, upcoming, run)
         except BaseException as error:  # also an interrupt: what began must end in the trace

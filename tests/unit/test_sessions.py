@@ -152,9 +152,20 @@ def test_goodbye_is_answered_when_the_last_record_is_written() -> None:
     desk.hello()
     desk.say(batch(0, 5))
     assert desk.say(Goodbye(reason="done", last_seq=4)) == []
-    assert desk.write() == [(PEER, Ack(next_seq=5))]
+    assert desk.write() == [(PEER, Ack(next_seq=5, ended=True))]
     assert desk.sessions.by_key == {}
     assert desk.merge.held() == 0
+
+
+def test_the_last_records_acknowledgement_is_not_the_goodbyes() -> None:
+    """A source that took it for that would be gone before its goodbye is on its way."""
+    desk = Desk()
+    desk.hello()
+    desk.say(batch(0, 5))
+    ((_peer, ack),) = desk.write()
+    assert (ack.next_seq, ack.ended) == (5, False)
+    reply = desk.say(Goodbye(reason="done", last_seq=4))
+    assert reply == [(PEER, Ack(next_seq=5, ended=True))]
 
 
 def test_goodbye_before_the_last_record_asks_for_the_rest() -> None:
@@ -168,7 +179,7 @@ def test_goodbye_before_the_last_record_asks_for_the_rest() -> None:
 def test_goodbye_of_a_source_that_said_nothing() -> None:
     desk = Desk()
     desk.hello()
-    assert desk.say(Goodbye(reason="done", last_seq=-1)) == [(PEER, Ack(next_seq=0))]
+    assert desk.say(Goodbye(reason="done", last_seq=-1)) == [(PEER, Ack(next_seq=0, ended=True))]
 
 
 def test_goodbye_said_again_after_a_reconnect_is_answered_again() -> None:
@@ -181,7 +192,7 @@ def test_goodbye_said_again_after_a_reconnect_is_answered_again() -> None:
     assert isinstance(welcome, Welcome)
     assert welcome.next_seq == 5
     reply = desk.say(Goodbye(reason="done", last_seq=4), peer=b"new")
-    assert reply == [(b"new", Ack(next_seq=5))]
+    assert reply == [(b"new", Ack(next_seq=5, ended=True))]
 
 
 def test_a_lagging_source_is_asked_but_not_all_the_time() -> None:
@@ -233,7 +244,7 @@ def test_runs_that_are_not_wanted_are_acknowledged_and_dropped() -> None:
     desk.hello()
     assert desk.say(batch(0, 5)) == [(PEER, Ack(next_seq=5))]
     assert desk.merge.held() == 0
-    assert desk.say(Goodbye(reason="done", last_seq=4)) == [(PEER, Ack(next_seq=5))]
+    assert desk.say(Goodbye(reason="done", last_seq=4)) == [(PEER, Ack(next_seq=5, ended=True))]
 
 
 @pytest.mark.parametrize("first", [0, 3])

@@ -170,7 +170,7 @@ class Source:
                     self.acked = body
                 if body.again >= 0:
                     self.backlog.rewind(body.again)
-                self.done = self.closing and body.next_seq >= self.seq
+                self.done = body.ended and body.next_seq >= self.seq
             case Heartbeat(state="unknown"):
                 if self.welcomed:
                     self.welcomed = False
