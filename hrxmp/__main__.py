@@ -71,6 +71,10 @@ def _worker() -> None:
 
 
 def _executor() -> None:
+    import signal
+
+    # Started with Ctrl-C ignored and blocked; what the workload starts shall not inherit the block.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     from hrxmp.executor.main import main
     from hrxmp.workloads.main import run_workload
 

@@ -8,10 +8,12 @@ within limits; the executor is the run, and its exit code is the launcher's.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import select
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,8 @@ class Run:
         self._environ = {**os.environ, **self._settings.to_environment()}
         self._services: dict[str, Child] = {}
         self._restarters: dict[str, Restarter] = {}
+        self._due_ns: dict[str, int] = {}
+        """Services that are to be started again, and when."""
         self._wake = lifecycle.WakeUp()
         self._signals = lifecycle.StopSignals(self._wake)
 
@@ -108,45 +112,58 @@ class Run:
             args += ["--aggregator", self._aggregator]
         if self._settings.async_jit:
             args += ["--pool", self._pool]
-        return spawn(
-            "executor", [*args, "--", *self._command], name="executor", environ=self._environ,
-            stdin=sys.stdin.fileno(), stdout=None, new_group=False,
-        )  # fmt: skip
+        with _interrupts_put_off():
+            return spawn(
+                "executor", [*args, "--", *self._command], name="executor", environ=self._environ,
+                stdin=sys.stdin.fileno(), stdout=None, new_group=False,
+            )  # fmt: skip
 
     def _watch(self, executor: Child) -> None:
         """Until the executor ends: restart services that die, pass a stop signal on."""
         told = 0
         while executor.poll() is None:
-            poller = select.poll()
-            for fd in (executor.fd, self._wake.fd, *(c.fd for c in self._services.values())):
-                poller.register(fd, select.POLLIN)
-            poller.poll(1000)
-            self._wake.clear()
+            self._sleep(executor)
             if self._signals.count > told:
                 told = self._signals.count  # an executor in our terminal ignores its Ctrl-C
                 executor.kill() if told > 1 else executor.terminate()
             for role, child in list(self._services.items()):
                 if child.poll() is not None:
-                    self._revive(role, child)
+                    self._bury(role, child)
+            for role in [role for role, due in self._due_ns.items() if due <= mono_ns()]:
+                del self._due_ns[role]
+                self._start(role)
 
-    def _revive(self, role: str, child: Child) -> None:
+    def _sleep(self, executor: Child) -> None:
+        """Until a process ends, a signal comes, or a service is to be started again."""
+        poller = select.poll()
+        for fd in (executor.fd, self._wake.fd, *(c.fd for c in self._services.values())):
+            poller.register(fd, select.POLLIN)
+        left_ns = min(self._due_ns.values(), default=1 << 62) - mono_ns()
+        poller.poll(max(0, min(1000, left_ns // 1_000_000 + 1)))
+        self._wake.clear()
+
+    def _bury(self, role: str, child: Child) -> None:
+        """Take leave of a service that died, and say when the next one comes, if one does."""
         restarter = self._restarters[role]
         child.close()
+        del self._services[role]
         if not restarter.ended(mono_ns() - child.started_ns):
-            del self._services[role]
             _say(f"{role} ended {restarter.failures} times ({child.exit}); going on without it")
             return
-        _say(f"{role} ended ({child.exit}); started again")
-        self._start(role)
+        delay_s = restarter.delay_s()
+        _say(f"{role} ended ({child.exit}); started again{f' in {delay_s:g} s' * (delay_s > 0)}")
+        self._due_ns[role] = mono_ns() + int(delay_s * 1e9)
 
     def _code(self, executor: Child) -> int:
         end = executor.exit
         if end is None:
             raise ChildError("the executor could not be stopped")
+        stopped = self._signals.last if self._signals.count else 0
         if not end.signal:
-            stopped = self._signals.last if self._signals.count else 0
             return 128 + stopped if stopped and end.code == 128 + signal.SIGTERM else end.code
         self._tell_death(end)
+        if stopped and end.signal in (signal.SIGTERM, signal.SIGKILL):
+            return 128 + stopped  # as asked, before it could take the request for one
         _say(f"the executor was ended by {end}")
         return 128 + end.signal
 
@@ -158,6 +175,19 @@ class Run:
         if tracer is not None:
             tracer.emit(records.RunEnd, status=f"signal {end.signal}", executions=-1, totals={})
             tracer.close()
+
+
+@contextlib.contextmanager
+def _interrupts_put_off() -> Iterator[None]:
+    """A process that is started inside never hears a terminal's Ctrl-C, not even while its
+    interpreter starts; this one hears it afterwards. The executor takes the block off again."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def split_command(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -9,11 +9,13 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.process.pool_fixture import PATIENCE_S, allowed
 from tests.process.run_process import ROOT, hrxmp_run
 
 WAITING = """
@@ -36,18 +38,29 @@ print("done", flush=True)
 """
 
 
-def descendants(pid: int) -> set[int]:
-    """All processes below `pid`, from /proc."""
-    parents: dict[int, int] = {}
+def parents() -> dict[int, int]:
+    """The parent of each process that is no zombie, from /proc."""
+    found: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                stat = (entry / "stat").read_text()
+                stat = (entry / "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue
-            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
+            if stat[0] != "Z":
+                found[int(entry.name)] = int(stat[1])
+    return found
+
+
+def children(pid: int) -> set[int]:
+    """The processes that `pid` started itself."""
+    return {child for child, parent in parents().items() if parent == pid}
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes below `pid`."""
+    tree, found = parents(), {pid}
+    while more := {child for child, parent in tree.items() if parent in found} - found:
         found |= more
     return found - {pid}
 
@@ -61,12 +74,13 @@ def role_of(pid: int) -> str:
 
 
 def wait_for_end(pids: set[int], timeout_s: float) -> set[int]:
-    """The processes that still live after `timeout_s`."""
+    """The processes that still live after `timeout_s`, or what is that here and now."""
     left = {pid: os.pidfd_open(pid) for pid in pids if Path(f"/proc/{pid}").exists()}
+    stop = time.monotonic() + allowed(timeout_s)
     for fd in left.values():
         poller = select.poll()
         poller.register(fd, select.POLLIN)
-        poller.poll(timeout_s * 1000)
+        poller.poll(max(0.0, stop - time.monotonic()) * 1000)
     alive = {pid for pid, fd in left.items() if not _readable(fd)}
     for fd in left.values():
         os.close(fd)
@@ -97,11 +111,13 @@ class Running:
         self.family = descendants(self.process.pid)
 
     def pid_of(self, role: str) -> int:
-        (found,) = [pid for pid in self.family if role_of(pid) == role]
+        """One of the launcher's own children: a child of those looks like its parent until it
+        is another program."""
+        (found,) = [pid for pid in children(self.process.pid) if role_of(pid) == role]
         return found
 
     def finish(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=90)
+        out, err = self.process.communicate(timeout=150)
         return self.process.returncode, out.decode(), err.decode()
 
 
@@ -156,11 +172,12 @@ def test_a_stop_at_any_moment_of_the_start_is_quiet(tmp_path: Path, delay_s: flo
     )  # fmt: skip
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(delay_s)  # the moment is what is tested
+    begun = bool(descendants(process.pid))  # no longer in Python's own start
     os.killpg(process.pid, signal.SIGINT)
-    _out, err = process.communicate(timeout=60)
-    early = delay_s < 0.3 and process.returncode in (-signal.SIGINT, 1)  # still in Python's start
-    assert early or process.returncode == 128 + signal.SIGINT, err.decode()
-    assert early or b"Traceback" not in err
+    _out, err = process.communicate(timeout=150)
+    codes = {128 + signal.SIGINT} if begun else {128 + signal.SIGINT, -signal.SIGINT, 1}
+    assert process.returncode in codes, err.decode()
+    assert not begun or err == b""
 
 
 def test_the_readmes_example_runs(tmp_path: Path) -> None:
@@ -171,7 +188,7 @@ def test_the_readmes_example_runs(tmp_path: Path) -> None:
     done = hrxmp_run("--trace", script, cache=tmp_path / "store")
     assert done.code == 0, done.stderr
     assert '"event":"run-end"' in done.stderr
-    alone = subprocess.run([sys.executable, str(script)], cwd=ROOT, timeout=90)
+    alone = subprocess.run([sys.executable, str(script)], cwd=ROOT, timeout=150)
     assert alone.returncode == 0
 
 
@@ -228,6 +245,21 @@ def test_a_killed_pool_is_started_again_and_the_run_goes_on(short: Path) -> None
     assert "workers ended (signal 9 (SIGKILL)); started again" in err
 
 
+def test_a_pool_that_dies_again_and_again_is_waited_for_longer_each_time(short: Path) -> None:
+    run = Running(short)
+    for _ in range(3):
+        pid = run.pid_of("workers")
+        os.kill(pid, signal.SIGKILL)
+        wait_for_end({pid}, PATIENCE_S)
+        stop = time.monotonic() + PATIENCE_S
+        while "workers" not in map(role_of, children(run.process.pid)):
+            assert time.monotonic() < stop, "no pool was started again"
+    code, out, err = run.finish()
+    assert code == 0 and out == "done\n", err
+    said = [line.partition("; ")[2] for line in err.splitlines() if "workers ended" in line]
+    assert said == ["started again", "started again in 0.05 s", "started again in 0.1 s"]
+
+
 def test_a_killed_aggregator_is_started_again_and_nothing_is_lost(short: Path) -> None:
     run = Running(short, "--trace")
     os.kill(run.pid_of("aggregator"), signal.SIGKILL)
@@ -235,7 +267,7 @@ def test_a_killed_aggregator_is_started_again_and_nothing_is_lost(short: Path) -
     assert code == 0 and out == "done\n", err
     (short / "trace").write_text(err)
     check = [sys.executable, "-m", "hrxmp", "trace", "check", str(short / "trace")]
-    done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     assert '"event":"lost"' not in err
 
