@@ -108,14 +108,14 @@ def _loop(
             [pool.requests, pool.work], [wake.fd, *pool.descriptors()], timeout_ms
         )
         wake.clear()
+        if signals.count and not stop_by_ns:  # before a worker that ends can get another job
+            service.stopping()
+            stop_by_ns = mono_ns() + int(DRAIN_S * 1e9)
+            pool.broker.drain()
         pool.receive()
         pool.client_ended(ready)
         pool.tick()
         service.beat(mono_ns())
-        if signals.count and not stop_by_ns:
-            service.stopping()
-            stop_by_ns = mono_ns() + int(DRAIN_S * 1e9)
-            pool.broker.drain()
         late = signals.count > 1 or mono_ns() > stop_by_ns
         if stop_by_ns and (late or not pool.broker.owes):
             return

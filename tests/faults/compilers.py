@@ -74,20 +74,16 @@ def _stop(_arg: str) -> None:
 
 
 def _allocate(arg: str) -> None:
+    """So many MB: a hundred at once, then slowly, so that a late look still finds it on its way."""
     kept = []
-    for _ in range(int(arg or "512")):
+    for count in range(int(arg or "512")):
         kept.append(bytearray(os.urandom(1)) * (1 << 20))
-        time.sleep(0.001)
+        time.sleep(0.01 if count > 100 else 0)
     threading.Event().wait(60)
 
 
 def _sleep(arg: str) -> None:
     time.sleep(float(arg))
-
-
-def _hold_interpreter(arg: str) -> None:
-    """Sleep with the interpreter lock held: heartbeats stop, the process lives."""
-    ctypes.PyDLL(None).usleep(int(float(arg) * 1e6))
 
 
 def _wait_for_file(arg: str) -> None:
@@ -146,7 +142,6 @@ _ACTS: dict[str, Any] = {
     "stop": _stop,
     "allocate": _allocate,
     "sleep": _sleep,
-    "hold": _hold_interpreter,
     "wait_file": _wait_for_file,
     "reject": _reject,
     "setup": _setup,

@@ -15,6 +15,10 @@ from hrxmp.settings import Settings
 from hrxmp.trace import PENDING_RECORDS, Tracer
 
 ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 60.0
+"""For what must come, however slow the machine."""
+UNHURRIED = ("--hold-back-ms", str(int(PATIENCE_S * 1000)))
+"""Flags: a source that gets no time for a while is waited for, so nothing of it comes late."""
 
 
 class AggregatorProcess:
@@ -42,7 +46,7 @@ class AggregatorProcess:
     def kill(self) -> None:
         """SIGKILL, and wait."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)
 
     def let_go(self) -> None:
         """Close the parent's end: the aggregator ends by itself."""
@@ -50,7 +54,7 @@ class AggregatorProcess:
             os.close(self.parent_end)
             self.parent_end = -1
 
-    def finish(self, timeout_s: float = 10.0) -> int:
+    def finish(self, timeout_s: float = PATIENCE_S) -> int:
         """End as a launcher's death would end it; the exit code."""
         self.let_go()
         return self.process.wait(timeout_s)
@@ -65,7 +69,7 @@ def aggregator(endpoint: str, stderr: int, *flags: str) -> Iterator[AggregatorPr
     finally:
         running.let_go()
         try:
-            running.process.wait(10)
+            running.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             running.kill()
 
@@ -75,7 +79,7 @@ def tracer(
     source: str,
     *,
     run: str = "r1",
-    welcome_s: float = 5.0,
+    welcome_s: float = PATIENCE_S,
     spool_mb: int = 256,
     pending_records: int = PENDING_RECORDS,
 ) -> Tracer:

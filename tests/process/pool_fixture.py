@@ -93,7 +93,11 @@ class PoolProcess:
         self.endpoint = endpoint or f"ipc://{folder}/pool"
         self.compiler = compiler
         self.workers = workers
-        values = {"cache": str(folder / "store"), "runtime_dir": str(folder), "pool_timeout_s": 30.0}
+        values = {
+            "cache": str(folder / "store"),
+            "runtime_dir": str(folder),
+            "pool_timeout_s": 30.0,
+        }
         self.settings = Settings(**{**values, **settings})
         self.child: Child | None = None
 

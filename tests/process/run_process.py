@@ -79,7 +79,7 @@ def hrxmp_run(
 @cache
 def usable_forms() -> frozenset[str]:
     """Forms of the devices that work on this machine."""
-    found = hrxmp_run("devices", "-o", "json", timeout_s=60)
+    found = hrxmp_run("devices", "-o", "json")
     forms = set()
     for info in msgspec.json.decode(found.stdout.encode() or b"[]"):
         forms |= {

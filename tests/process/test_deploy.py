@@ -32,7 +32,7 @@ from tests.process.service_machine import SOURCE, Machine, machine, usable
 
 AGGREGATOR, POOL = "hrxmp-aggregator.service", "hrxmp-workers.service"
 LOOP = f"{SOURCE}/tests/process/programs/service_loop.py"
-TURN_S = 40.0
+TURN_S = 100.0
 JOURNAL_LINES = 20_000
 
 boots = pytest.mark.skipif(not usable(), reason="needs root, systemd-nspawn and namespaces")
@@ -83,7 +83,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    watchdog = "[Service]\nWatchdogSec=2\n"
+    watchdog = "[Service]\nWatchdogSec=8\n"  # only who really hangs is late
     with machine(tmp_path_factory.mktemp("machine"), {AGGREGATOR: watchdog, POOL: watchdog}) as one:
         yield one
 
@@ -174,7 +174,7 @@ def test_a_daemon_that_hangs_is_noticed(services: Machine) -> None:
     for unit in (AGGREGATOR, POOL):
         before = services.show(unit, "MainPID")
         services.shell("systemctl", "kill", "--kill-whom=main", "--signal=STOP", unit)
-        services.changed(unit, "MainPID", before, timeout_s=15)
+        services.changed(unit, "MainPID", before)
         assert "Watchdog timeout" in services.journal(unit)
         run.turns(2)
         pool_heard(services, 1)
@@ -344,7 +344,7 @@ def test_the_target_stops_in_order_and_the_trace_says_so(services: Machine) -> N
 def test_a_daemon_tells_when_it_is_ready_alive_and_stopping(tmp_path: Path, role: str) -> None:
     manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     manager.bind(str(tmp_path / "n"))
-    manager.settimeout(20)
+    manager.settimeout(60)
     environ = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "n"), "WATCHDOG_USEC": "300000",
                "HRXMP_RUNTIME_DIR": str(tmp_path), "HRXMP_CACHE": "off"}  # fmt: skip
     command = [sys.executable, "-m", "hrxmp", role, "--bind", f"ipc://{tmp_path}/s", "--group"]
@@ -357,7 +357,7 @@ def test_a_daemon_tells_when_it_is_ready_alive_and_stopping(tmp_path: Path, role
         while (told := manager.recv(256)) == b"WATCHDOG=1":
             pass
         assert told == b"STOPPING=1"
-        assert daemon.wait(15) == 0
+        assert daemon.wait(60) == 0
     finally:
         daemon.kill()
         daemon.wait()

@@ -52,7 +52,7 @@ def test_rows_are_written_as_they_come(model: Path, tmp_path: Path) -> None:
             break
     run.kill()
     run.stderr.close()
-    run.wait(10)
+    run.wait(60)
     found = [json.loads(line) for line in rows.read_text().splitlines()]
     assert [row["n_prompt"] for row in found][:2] == [4, 5]
     assert rows.read_bytes().endswith(b"\n")

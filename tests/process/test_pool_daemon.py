@@ -15,7 +15,6 @@ from hrxmp import records
 from tests.process.pool_fixture import make_request, outcome, running_pool
 from tests.process.run_process import PROGRAMS, ROOT, Finished, hrxmp_run
 
-pytestmark = pytest.mark.timeout(120)
 CASES = PROGRAMS / "backend_cases.py"
 
 
@@ -73,7 +72,7 @@ def test_x20_a_stale_lock_in_pyopencls_cache_is_not_even_looked_at(tmp_path: Pat
             folder.mkdir(parents=True)
             (folder / "lock").write_text("")
             locks.append(folder / "lock")
-    done = hrxmp_run(CASES, "add_f32", environ={"XDG_CACHE_HOME": str(tmp_path)}, timeout_s=30)
+    done = hrxmp_run(CASES, "add_f32", environ={"XDG_CACHE_HOME": str(tmp_path)})
     assert done.code == 0
     assert done.said == []
     assert all(lock.exists() for lock in locks)
@@ -84,7 +83,7 @@ def test_a_pool_on_an_endpoint_that_is_a_file_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     done = subprocess.run(
         [sys.executable, "-m", "hrxmp", "workers", "--bind", f"ipc://{tmp_path}/file"],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=20,
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=150,
     )  # fmt: skip
     assert done.returncode == 2
     assert "exists and is not a socket" in done.stderr
@@ -95,7 +94,7 @@ def test_a_second_pool_does_not_take_the_address_of_a_living_one() -> None:
     with running_pool() as pool:
         done = subprocess.run(
             [sys.executable, "-m", "hrxmp", "workers", "--bind", pool.endpoint],
-            cwd=ROOT, capture_output=True, text=True, check=False, timeout=20,
+            cwd=ROOT, capture_output=True, text=True, check=False, timeout=150,
         )  # fmt: skip
         assert done.returncode == 2
         assert "served by another process" in done.stderr

@@ -6,23 +6,23 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.process.pool_fixture import (
+    PATIENCE_S,
     PoolProcess,
+    alive,
     allowed,
     descendants_named,
     gone_within,
     make_request,
     outcome,
+    quick,
     running_pool,
 )
-
-pytestmark = pytest.mark.timeout(60)
 
 
 def runs_of(log: Path) -> list[str]:
@@ -85,20 +85,20 @@ def test_x02_a_killed_pool_is_replaced_and_every_waiter_answered(tmp_path: Path)
         assert gone_within(old, 3.0)
         go.touch()
         pool.start()
-        assert [outcome(ticket, 5).error for ticket in tickets] == [None] * 5
+        assert [outcome(ticket).error for ticket in tickets] == [None] * 5
         assert time.monotonic() - start < allowed(5.0)
         assert client.reconnections == 1
         client.close()
 
 
 def test_x02_without_a_new_pool_every_waiter_gets_an_error() -> None:
-    with running_pool(pool_timeout_s=2.0) as pool:
+    with running_pool(pool_timeout_s=4.0) as pool:
         client = pool.client()
         tickets = [client.request(make_request(n=n, do="sleep", arg="30"), n) for n in range(3)]
         worker_pids(pool)
         pool.kill()
         for ticket in tickets:
-            found = outcome(ticket, 5)
+            found = outcome(ticket)
             assert found.error.code == "pool-lost"
             assert "--sync-jit" in str(found.error)
         pool.start()
@@ -109,11 +109,11 @@ def test_x02_without_a_new_pool_every_waiter_gets_an_error() -> None:
 def test_a_client_without_any_pool_gets_an_error_and_ends(tmp_path: Path) -> None:
     pool = PoolProcess(tmp_path, pool_timeout_s=0.5)
     client = pool.client()
-    assert outcome(client.request(make_request(), 1), 3).error.code == "pool-lost"
+    assert outcome(client.request(make_request(), 1)).error.code == "pool-lost"
     start = time.monotonic()
     client.close()
     assert time.monotonic() - start < allowed(2)
-    assert outcome(client.request(make_request(), 1), 1).error.code == "pool-lost"
+    assert outcome(client.request(make_request(), 1)).error.code == "pool-lost"
 
 
 def test_closing_a_client_resolves_what_is_open() -> None:
@@ -122,7 +122,7 @@ def test_closing_a_client_resolves_what_is_open() -> None:
         ticket = client.request(make_request(do="sleep", arg="30"), 1)
         worker_pids(pool)
         client.close()
-        assert outcome(ticket, 1).error.code == "pool-lost"
+        assert outcome(ticket).error.code == "pool-lost"
         pool.until(lambda r: r.runs == ())
 
 
@@ -143,7 +143,7 @@ def test_x04_a_worker_that_still_imports_goes_with_its_parent(delay_ms: int) -> 
     pid = int(parent.stdout.readline())
     time.sleep(delay_ms / 1000)  # the point of the test: die at some moment of the child's start
     parent.kill()
-    parent.wait(5)
+    parent.wait(PATIENCE_S)
     parent.stdout.close()
     assert gone_within([pid], 3.0)
 
@@ -153,12 +153,12 @@ def test_x07_a_crashing_compiler_runs_twice_in_all(act: str, name: str, tmp_path
     log = tmp_path / "log"
     with running_pool() as pool:
         client = pool.client()
-        found = [outcome(client.request(make_request(do=act, log=str(log)), n)) for n in range(3)]
+        found = [outcome(client.request(make_request(do=act, log=str(log)), n)) for n in range(8)]
         assert len(runs_of(log)) == 2
-        assert [o.outcome for o in found] == ["crash"] * 3
+        assert [o.outcome for o in found] == ["crash"] * 8
         assert name in found[0].error.message
-        assert [o.via for o in found] == ["compile", "quarantine", "quarantine"]
-        assert found[2].done_ns - found[2].asked_ns < allowed(0.05) * 1e9
+        assert [o.via for o in found] == ["compile", *["quarantine"] * 7]
+        assert quick([(o.done_ns - o.asked_ns) / 1e9 for o in found[2:]], 0.05)
         assert outcome(client.request(make_request(n=1), 5)).error is None
         client.close()
 
@@ -217,13 +217,17 @@ def test_x09_a_compiler_that_eats_memory_is_stopped() -> None:
         client.close()
 
 
-def test_x10_late_heartbeats_kill_nobody_and_are_counted() -> None:
+def test_x10_late_heartbeats_kill_nobody_and_are_counted(tmp_path: Path) -> None:
+    go = tmp_path / "go"
     with running_pool(workers=1) as pool:
         client = pool.client()
-        ticket = client.request(make_request(do="hold", arg="3.2"), 1)
+        ticket = client.request(make_request(do="wait_file", arg=str(go)), 1)
         (pid,) = worker_pids(pool)
-        reply = pool.until(lambda r: r.totals["late_heartbeats"] == 1)
-        assert "late" in reply.workers[0].state
+        os.kill(pid, signal.SIGSTOP)  # it gets no time at all
+        reply = pool.until(lambda r: any("late" in w.state for w in r.workers))
+        assert reply.totals["late_heartbeats"] >= 1
+        os.kill(pid, signal.SIGCONT)
+        go.touch()
         assert outcome(ticket).error is None
         assert [w.pid for w in pool.status()[0].workers] == [pid]
         client.close()
@@ -246,7 +250,7 @@ def test_x11_status_is_answered_while_compiles_run(tmp_path: Path) -> None:
             assert reply.oldest_ms > 0
             assert sum(job.state == "compiling" for job in reply.jobs) == 2
             assert {job.requests[0][1] for job in reply.jobs} == set(range(40, 46))
-        assert max(times) < allowed(0.1)
+        assert quick(times, 0.1)
         go.touch()
         assert all(outcome(ticket).error is None for ticket in tickets)
         client.close()
@@ -257,29 +261,26 @@ def test_x12_a_pipeline_ends_although_the_daemon_lives(tmp_path: Path) -> None:
     program = (
         "import os, subprocess, sys, pathlib\n"
         "from tests.process.pool_fixture import PoolProcess, make_request, outcome\n"
-        f"pool = PoolProcess(pathlib.Path({str(tmp_path)!r}), worker_idle_s=20.0)\n"
+        f"pool = PoolProcess(pathlib.Path({str(tmp_path)!r}))\n"
         "pool.start()\n"
         "client = pool.client()\n"
         "print(outcome(client.request(make_request(), 1)).via, pool.pid, flush=True)\n"
         "client.close()\n"
-        "keeper = [sys.executable, '-c', 'import time; time.sleep(20)', str(pool.folder)]\n"
+        "keeper = [sys.executable, '-c', 'import time; time.sleep(170)', str(pool.folder)]\n"
         "null = subprocess.DEVNULL\n"
         "subprocess.Popen(keeper, pass_fds=[pool.child._parent_fd], stdin=null, stdout=null,\n"
         "                 stderr=null)\n"
         "os._exit(0)\n"
     )
-    start = time.monotonic()
-    done = subprocess.run(
-        f"{sys.executable} -c \"$PROGRAM\" | cat",
-        shell=True, capture_output=True, text=True, timeout=10,
-        env={**os.environ, "PROGRAM": program, "PYTHONPATH": os.getcwd()},
-    )  # fmt: skip
-    seconds = time.monotonic() - start
-    via, pool_pid = done.stdout.split()
     try:
+        done = subprocess.run(
+            f"{sys.executable} -c \"$PROGRAM\" | cat",
+            shell=True, capture_output=True, text=True, timeout=PATIENCE_S,
+            env={**os.environ, "PROGRAM": program, "PYTHONPATH": os.getcwd()},
+        )  # fmt: skip
+        via, pool_pid = done.stdout.split()
         assert via == "compile"
-        assert seconds < allowed(5.0)
-        assert not gone_within([int(pool_pid)], 0.0)
+        assert alive(int(pool_pid))
     finally:
         for pid in descendants_named(str(tmp_path)):
             os.kill(pid, signal.SIGKILL)
@@ -376,11 +377,14 @@ def test_a_large_binary_comes_whole() -> None:
         client.close()
 
 
-def test_an_idle_worker_ends_and_gives_its_device_back() -> None:
+def test_an_idle_worker_ends_and_gives_its_device_back(tmp_path: Path) -> None:
+    go = tmp_path / "go"
     with running_pool(worker_idle_s=0.3) as pool:
         client = pool.client()
-        assert outcome(client.request(make_request(), 1)).error is None
-        (pid,) = [w.pid for w in pool.status()[0].workers]
+        ticket = client.request(make_request(do="wait_file", arg=str(go)), 1)
+        (pid,) = worker_pids(pool)
+        go.touch()
+        assert outcome(ticket).error is None
         assert gone_within([pid], 3.0)
         pool.until(lambda r: r.workers == ())
         assert outcome(client.request(make_request(n=2), 1)).error is None
@@ -421,9 +425,10 @@ def test_sigterm_finishes_what_runs_and_the_next_pool_does_the_rest(tmp_path: Pa
         pool.until(lambda r: r.pending == 2)
         assert pool.child is not None
         pool.child.terminate()
-        threading.Timer(0.2, go.touch).start()
+        pool.status()  # it has had its signal when it answers
+        go.touch()
         assert outcome(running).error is None
-        ended = pool.child.wait(5.0)
+        ended = pool.child.wait(PATIENCE_S)
         assert ended is not None
         assert ended.code == 0
         pool.child.close()
@@ -466,9 +471,7 @@ def test_a_dead_client_is_noticed_by_its_handle() -> None:
         other.kill()
         other.wait()
         other.stdout.close()
-        start = time.monotonic()
         pool.until(lambda r: r.runs == ())
-        assert time.monotonic() - start < allowed(1.0)
 
 
 def test_an_executor_that_stood_still_does_not_take_that_for_the_pool_s_silence() -> None:
@@ -477,7 +480,7 @@ def test_an_executor_that_stood_still_does_not_take_that_for_the_pool_s_silence(
         program = (
             "import pathlib\n"
             "from tests.process.pool_fixture import PoolProcess, make_request, outcome\n"
-            f"pool = PoolProcess(pathlib.Path({str(pool.folder)!r}), pool_timeout_s=1.0)\n"
+            f"pool = PoolProcess(pathlib.Path({str(pool.folder)!r}), pool_timeout_s=2.5)\n"
             "client = pool.client('the-run')\n"
             "assert outcome(client.request(make_request(), 1)).error is None\n"
             "ticket = client.request(make_request(do='sleep', arg='0.5'), 1)\n"
@@ -489,8 +492,8 @@ def test_an_executor_that_stood_still_does_not_take_that_for_the_pool_s_silence(
         assert other.stdout is not None
         assert other.stdout.readline() == "asked\n"
         other.send_signal(signal.SIGSTOP)
-        time.sleep(2.5)  # standing still is the fault itself
+        time.sleep(4.0)  # standing still is the fault itself
         other.send_signal(signal.SIGCONT)
         assert other.stdout.readline() == "ok\n"
-        assert other.wait(10) == 0
+        assert other.wait(PATIENCE_S) == 0
         other.stdout.close()

@@ -63,7 +63,7 @@ def test_a_kernel_is_compiled_elsewhere_and_runs_here(device: Device) -> None:
     with running_pool(compiler="") as pool:
         client = pool.client()
         request = wish(device, launch)
-        first = outcome(client.request(request, 1), 60)
+        first = outcome(client.request(request, 1))
         assert (first.error, first.via) == (None, "compile")
         assert first.compile_ns > 0
         result = scale_by(device, launch, first.binary, values)
@@ -81,7 +81,7 @@ def test_an_invalid_sanitizer_is_a_setup_failure(device: Device) -> None:
     launch = dispatch.scale(device.traits, count=10, factor=1.0, bias=0.0)
     with running_pool(compiler="") as pool:
         client = pool.client()
-        found = outcome(client.request(wish(device, launch, sanitizer="everything"), 1), 60)
+        found = outcome(client.request(wish(device, launch, sanitizer="everything"), 1))
         assert (found.outcome, found.compiler_started) == ("setup", False)
         assert "everything" in str(found.error)
         client.close()
@@ -97,7 +97,7 @@ def test_another_version_of_a_kernel_fails_loudly(device: Device) -> None:
     other = msgspec.structs.replace(good, components=parts, key=parts.digest())
     with running_pool(compiler="") as pool:
         client = pool.client()
-        found = outcome(client.request(other, 1), 60)
+        found = outcome(client.request(other, 1))
         assert (found.outcome, found.compiler_started) == ("setup", False)
         assert "source" in str(found.error)
         client.close()
@@ -110,7 +110,7 @@ def test_a_device_that_is_not_there_is_a_setup_failure(device: Device) -> None:
     with running_pool(compiler="") as pool:
         client = pool.client()
         request = msgspec.structs.replace(wish(device, launch), device="no such device")
-        found = outcome(client.request(request, 1), 60)
+        found = outcome(client.request(request, 1))
         assert (found.outcome, found.compiler_started) == ("setup", False)
         assert found.error.code == "device-not-found"
         client.close()

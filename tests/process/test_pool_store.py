@@ -15,9 +15,14 @@ import pytest
 
 from hrxmp.kernels.entry import StoreEntry
 from hrxmp.kernels.store import Miss, Store
-from tests.process.pool_fixture import components, make_request, outcome, running_pool
+from tests.process.pool_fixture import (
+    PATIENCE_S,
+    components,
+    make_request,
+    outcome,
+    running_pool,
+)
 
-pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).resolve().parents[2]
 
 WRITER = """
@@ -54,7 +59,7 @@ def test_x17_many_writers_of_one_entry_one_of_them_killed(tmp_path: Path) -> Non
             assert found.binary == b"b" * 300_000
             seen += 1
     writers[7].send_signal(signal.SIGKILL)
-    codes = [writer.wait(30) for writer in writers]
+    codes = [writer.wait(PATIENCE_S) for writer in writers]
     for writer in writers:
         writer.stdout and writer.stdout.close()
     assert codes == [0] * 7 + [-9]

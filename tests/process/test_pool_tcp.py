@@ -20,8 +20,6 @@ from hrxmp.workloads.keygen import main as keygen
 from tests.process.pool_fixture import PoolProcess, make_request, outcome, running_pool
 from tests.process.run_process import PROGRAMS, hrxmp_run
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def keys(folder: Path) -> Path:
     assert keygen([str(folder)], Settings()) == 0
@@ -29,14 +27,17 @@ def keys(folder: Path) -> Path:
 
 
 def free_endpoint() -> str:
+    """On a loopback address that no other process of these tests uses, where it stays free."""
+    pid = os.getpid()
+    host = f"127.{1 + (pid >> 16) % 250}.{pid >> 8 & 255}.{pid & 255 or 1}"
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        probe.bind((host, 0))
+        return f"tcp://{host}:{probe.getsockname()[1]}"
 
 
-def stranger(pool: PoolProcess, folder: Path) -> str:
+def stranger(pool: PoolProcess, folder: Path, patience_s: float = 1.0) -> str:
     """The outcome for a client that has the keys in `folder`."""
-    other = PoolProcess(pool.folder, curve_dir=str(folder), pool_timeout_s=1.0)
+    other = PoolProcess(pool.folder, curve_dir=str(folder), pool_timeout_s=patience_s)
     other.endpoint = pool.endpoint
     client = other.client()
     found = outcome(client.request(make_request(n=1), 1))
@@ -54,7 +55,7 @@ def test_only_known_keys_are_let_in(tmp_path: Path) -> None:
         shutil.copy(mine / "server.key", thief / "server.key")
         assert stranger(pool, thief) == "lost"
         assert stranger(pool, keys(tmp_path / "foreign")) == "lost"
-        assert stranger(pool, mine) == "ok"
+        assert stranger(pool, mine, patience_s=30.0) == "ok"
 
 
 def test_without_a_doorkeeper_nobody_is_let_in(tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_a_whole_run_over_tcp(tmp_path: Path) -> None:
         "aggregator", ["--bind", endpoint, "--output", str(trace)], name="aggregator",
         environ={**os.environ, **environ},
     )  # fmt: skip
-    aggregator.wait_ready(20)
+    aggregator.wait_ready(60)
     with running_pool(
         endpoint=free_endpoint(), curve_dir=str(mine), compiler="", trace_compile=True
     ) as pool:
@@ -112,7 +113,7 @@ def test_a_whole_run_over_tcp(tmp_path: Path) -> None:
         )  # fmt: skip
         assert done.code == 0, done.stderr[-2000:]
         pool.stop()
-    aggregator.stop(10.0)
+    aggregator.stop(60.0)
     aggregator.close()
     report = check(read(trace.read_bytes().splitlines()))
     assert report.problems == []

@@ -10,17 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pytest
-
 from hrxmp import records
 from hrxmp.aggregator.reader import Trace, read
 from hrxmp.clock import mono_ns
 from hrxmp.executor.compile_client import CompileClient, Ticket
 from hrxmp.records import Record
-from tests.process.aggregator_process import aggregator, tracer
+from tests.process.aggregator_process import PATIENCE_S, UNHURRIED, aggregator, tracer
 from tests.process.pool_fixture import PoolProcess, make_request, outcome, running_pool
 
-pytestmark = pytest.mark.timeout(60)
 R = TypeVar("R", bound=Record)
 
 
@@ -46,14 +43,14 @@ class Run:
 
     def close(self) -> None:
         self.client.close()
-        assert self.tracer.close(5)
+        assert self.tracer.close(PATIENCE_S)
 
 
 @contextmanager
 def traced_pool(tmp_path: Path, **kwargs: Any) -> Iterator[tuple[PoolProcess, str, Path]]:
     """A pool and an aggregator that writes to the file; both are over when the block is."""
     endpoint, file = f"ipc://{tmp_path}/trace", tmp_path / "trace.jsonl"
-    with file.open("wb") as output, aggregator(endpoint, output.fileno()):  # noqa: SIM117
+    with file.open("wb") as output, aggregator(endpoint, output.fileno(), *UNHURRIED):  # noqa: SIM117
         with running_pool(trace_compile=True, **kwargs) as pool:
             yield pool, endpoint, file
 

@@ -9,12 +9,10 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from hrxmp import records
 from hrxmp.aggregator.check import Report, check
 from hrxmp.aggregator.reader import Trace, read, read_file
-from tests.process.aggregator_process import AggregatorProcess, aggregator, tracer
+from tests.process.aggregator_process import PATIENCE_S, AggregatorProcess, aggregator, tracer
 from tests.process.test_trace_order import PipeReader, ends, start, start_pair
 
 KILLS = 6
@@ -56,7 +54,6 @@ def _until_grown(path: Path, size: int, sources: list) -> None:
         event.wait(0.005)
 
 
-@pytest.mark.timeout(150)
 def test_killed_and_restarted_loses_nothing(tmp_path: Path) -> None:
     """Kills at random moments under load: all records are there, repeats are byte-identical."""
     report, _trace = kill_under_load(tmp_path, KILLS, COUNT, seed=36)
@@ -64,14 +61,13 @@ def test_killed_and_restarted_loses_nothing(tmp_path: Path) -> None:
     assert report.executions == EXECUTIONS
 
 
-@pytest.mark.timeout(30)
 def test_killed_source_gets_its_ends(tmp_path: Path) -> None:
     """A source that dies inside an execution: the aggregator closes it and says so."""
     endpoint = f"ipc://{tmp_path}/trace"
     reader = PipeReader()
     with aggregator(endpoint, reader.write_end, "--exit-when-idle") as running:
         assert ends([start("die", endpoint)]) == [-signal.SIGKILL]
-        assert running.process.wait(10) == 0
+        assert running.process.wait(PATIENCE_S) == 0
     trace = read(reader.finish())
     made_up = [line.record for line in trace.lines if line.record.source == "aggregator"]
     assert [type(one) for one in made_up] == [
@@ -85,7 +81,6 @@ def test_killed_source_gets_its_ends(tmp_path: Path) -> None:
     assert check(trace).problems == []
 
 
-@pytest.mark.timeout(30)
 def test_stopped_reader_does_not_stop_the_source(tmp_path: Path) -> None:
     """Nobody reads the pipe: emitting goes on, and all is written once somebody reads."""
     endpoint = f"ipc://{tmp_path}/trace"
@@ -99,15 +94,14 @@ def test_stopped_reader_does_not_stop_the_source(tmp_path: Path) -> None:
         pipe = os.fdopen(read_end, "rb")
         thread = threading.Thread(target=lambda: lines.extend(pipe))
         thread.start()
-        assert source.close(15.0)
-    thread.join(10)
+        assert source.close(PATIENCE_S)
+    thread.join(PATIENCE_S)
     pipe.close()
     report = check(read(lines))
     assert report.problems == []
     assert report.records == COUNT
 
 
-@pytest.mark.timeout(30)
 def test_reader_gone_for_good(tmp_path: Path) -> None:
     """The pipe is closed: the aggregator lives and lets its sources end."""
     endpoint = f"ipc://{tmp_path}/trace"
@@ -117,11 +111,10 @@ def test_reader_gone_for_good(tmp_path: Path) -> None:
         os.close(read_end)
         source = tracer(endpoint, "executor")
         source.emit(records.Annotation, label="nobody will see this")
-        assert source.close(5.0)
+        assert source.close(PATIENCE_S)
         assert running.finish() == 0
 
 
-@pytest.mark.timeout(150)
 def test_a_flood_does_not_starve_the_others(tmp_path: Path) -> None:
     """While one source sends as fast as it can, another one's records are through in time."""
     endpoint = f"ipc://{tmp_path}/trace"
@@ -131,8 +124,8 @@ def test_a_flood_does_not_starve_the_others(tmp_path: Path) -> None:
         rounds = 0
         while flood.poll() is None:
             quiet.emit(records.Annotation, label="still here")
-            assert quiet.flush(2.0)
+            assert quiet.flush(PATIENCE_S)
             rounds += 1
-        assert quiet.close(5.0)
+        assert quiet.close(PATIENCE_S)
         assert flood.returncode == 0
     assert rounds > 3
