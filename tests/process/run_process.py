@@ -51,7 +51,7 @@ def hrxmp_run(
     cache: Path | str = "off",
     device: str = "",
     environ: Mapping[str, str] | None = None,
-    timeout_s: float = 150.0,
+    timeout_s: float = 600.0,
 ) -> Finished:
     """Start `hrxmp-run` with these arguments and wait for its end.
 

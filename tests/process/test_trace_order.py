@@ -60,7 +60,7 @@ def start_pair(endpoint: str, run: str, executions: int, log_bytes: int) -> list
 
 def ends(processes: list[subprocess.Popen]) -> list[int]:
     """Exit codes."""
-    return [process.wait(170) for process in processes]
+    return [process.wait(600) for process in processes]
 
 
 def test_eight_producers_to_a_pipe(tmp_path: Path) -> None:

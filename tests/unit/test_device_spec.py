@@ -105,7 +105,7 @@ def prepared(tmp_path: Path, arguments: str, statement: str = "") -> dict[str, s
         "print(json.dumps(dict(os.environ)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=30,
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=150,
         check=True,
     )  # fmt: skip
     answer: dict[str, str] = json.loads(done.stdout)
@@ -144,7 +144,7 @@ def test_opencl_before_preparing_is_refused() -> None:
         "assert 'pyopencl' not in sys.modules"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=30,
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=150,
         check=True,
     )  # fmt: skip
     assert "prepare_loader" in done.stdout
@@ -171,7 +171,8 @@ def test_probe_says_how_the_child_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, said: str
 ) -> None:
     monkeypatch.setattr(sys, "executable", child(tmp_path, body))
-    monkeypatch.setattr(probe, "_TIMEOUT_S", 1.0)
+    if "not ready" in said:
+        monkeypatch.setattr(probe, "_TIMEOUT_S", 1.0)
     assert said in probe.broken_reason(0)
 
 

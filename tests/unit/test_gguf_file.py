@@ -126,12 +126,15 @@ def test_a_large_vocabulary_is_read_fast(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    elapsed = []
+    ours = []
     for _ in range(3):
-        begin = time.perf_counter()
+        begin = time.process_time()
         GgufFile.open(tmp_path / "m.gguf")
-        elapsed.append(time.perf_counter() - begin)
-    assert min(elapsed) < 0.25  # about 0.04 s; the package's reader takes 1.5 s
+        ours.append(time.process_time() - begin)
+    begin = time.process_time()
+    GGUFReader(tmp_path / "m.gguf")
+    theirs = time.process_time() - begin
+    assert min(ours) < theirs / 4  # 0.04 s and 1.5 s
 
 
 def test_truncated_anywhere(tmp_path: Path, broken: Callable[[bytes], Path]) -> None:
@@ -172,9 +175,9 @@ def test_absurd_counts_are_refused_at_once(
     tmp_path: Path, broken: Callable[[bytes], Path], after: bytes, form: str, value: int
 ) -> None:
     content = small(tmp_path / "m.gguf").read_bytes()
-    begin = time.perf_counter()
+    begin = time.process_time()
     refused(broken(with_word(content, after, form, value % (1 << 8 * struct.calcsize(form)))))
-    assert time.perf_counter() - begin < 1
+    assert time.process_time() - begin < 10  # walking over so many takes minutes
 
 
 def test_bad_types_and_places(tmp_path: Path, broken: Callable[[bytes], Path]) -> None:

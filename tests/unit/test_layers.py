@@ -130,7 +130,7 @@ def test_services_start_where_the_driver_is_broken(role: str, tmp_path: Path) ->
         "sys.exit(code)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=150
     )
     assert done.returncode == 0, done.stderr
 
