@@ -148,7 +148,7 @@ def test_first_launch_in_another_process_compiles_nothing(
 
 def _quick(answer: dict[str, list[int]], compile_ns: int) -> bool:
     first, second = answer["times"]
-    # A first launch that compiles takes as long as the compile, 20 ms and more here: a third of that
+    # A first launch that compiles takes as long as the compile, 20 ms and more: a third of that
     # tells them apart. Of a compile that a cache of the driver answered the time says nothing; 5 ms
     # is ten times what a first launch has to do, and still less than any compile.
     return first - second < max(5_000_000, min(20_000_000, compile_ns // 3))
