@@ -7,6 +7,8 @@ waits without a bound, whatever workers do. It touches no socket, no process and
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hrxmp.errors import (
     CompileCancelledError,
     CompileCrashError,
@@ -91,12 +93,8 @@ class Broker:
         return self._schedule(now)
 
     def expect(self, now: int) -> list[Action]:
-        """An executor will need compiles soon: start a few workers for any device."""
-        working = sum(worker.state != "leaving" for worker in self.workers.values())
-        wanted = min(self.limits.workers, _EXPECTED)
-        for _ in range(wanted - working if not self._draining else 0):
-            self._spawn("", now, "compiles are expected")
-        return self._take()
+        """An executor will need compiles soon: there should be a few workers."""
+        return self._schedule(now, at_least=min(self.limits.workers, _EXPECTED))
 
     def run_over(self, run_id: str) -> None:
         """A run has no executor any more."""
@@ -264,7 +262,7 @@ class Broker:
 
     # -- inside: scheduling -------------------------------------------------------------------
 
-    def _schedule(self, now: int) -> list[Action]:
+    def _schedule(self, now: int, at_least: int = 0) -> list[Action]:
         idle = [w for w in self.workers.values() if w.state == "idle"]
         if self._draining or not (idle or self._has_room()):
             return self._take()  # usual under load: nothing to look through the queue for
@@ -275,7 +273,7 @@ class Broker:
                 job = min(mine, key=self._rank)
                 queued.remove(job)
                 self._assign(worker, job, now)
-        self._staff(queued, now)
+        self._staff(queued, now, at_least)
         return self._take()
 
     def _may_take(self, worker: Worker, device: str) -> bool:
@@ -307,20 +305,23 @@ class Broker:
             Assign(worker=worker.name, job_id=job.job_id, attempt=job.attempt, body=job.body)
         )
 
-    def _staff(self, queued: list[Job], now: int) -> None:
-        """Start workers for the jobs that found none, or make room for one."""
-        spare = sum(w.state == "starting" and not w.device for w in self.workers.values())
-        for device in dict.fromkeys(job.body.device for job in queued):
-            mine = [w for w in self.workers.values() if w.device == device and w.state != "leaving"]
-            wanted = sum(job.body.device == device for job in queued)
-            wanted -= sum(w.state == "starting" for w in mine)
-            spare, wanted = max(0, spare - max(0, wanted)), wanted - spare
+    def _staff(self, queued: list[Job], now: int, at_least: int) -> None:
+        """Who is started: a worker for each job that found none and has none on its way, if need be
+        in the place of another; then any workers, until there are `at_least` so many."""
+        coming = Counter(w.device for w in self.workers.values() if w.state == "starting")
+        for device, wanted in Counter(job.body.device for job in queued).items():
+            wanted = max(0, wanted - coming[device])
+            any_will_do = min(wanted, coming[""])
+            coming[""] -= any_will_do
+            wanted -= any_will_do
             if device in self._caps:
-                wanted = min(wanted, self._caps[device] - len(mine))
+                wanted = min(wanted, self._caps[device] - self._working(device))
             for _ in range(wanted):
                 if not self._room_for(device, now):
                     return
                 self._spawn(device, now, "jobs wait")
+        for _ in range(at_least - sum(w.state != "leaving" for w in self.workers.values())):
+            self._spawn("", now, "compiles are expected")
 
     def _spawn(self, device: str, now: int, reason: str) -> None:
         self._last_worker += 1

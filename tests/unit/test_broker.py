@@ -524,6 +524,20 @@ def test_expected_compiles_find_their_workers_started() -> None:
     assert pool.workers[other.worker].device == "two"
 
 
+def test_expected_compiles_count_the_workers_that_jobs_have_brought() -> None:
+    pool = broker(workers=4)
+    started = pool.submit(request(1, "a", device="one"), 0)
+    expected = pool.expect(0)
+    assert [spawn.device for spawn in of(Spawn, [*started, *expected])] == ["one", "", "", ""]
+    bring_up(pool, started, 1)
+    bring_up(pool, expected, 1)
+    assert of(Spawn, pool.expect(2)) == []
+    pool.tick(70 * SECOND)  # those without a job end
+    assert len(of(Spawn, pool.expect(70 * SECOND))) == 3
+    pool.drain()
+    assert pool.expect(71 * SECOND) == []
+
+
 def test_a_device_has_no_more_workers_than_it_has_memory_for() -> None:
     """Also of those that were started before anybody named a device."""
     pool = broker(workers=4)
