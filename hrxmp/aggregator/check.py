@@ -238,10 +238,20 @@ class _Run:
         if not isinstance(record, CompileRequested):
             return
         if record.via == "compile" and request not in self.last_end:
-            self._missing(f"compile-end of request {request}", line)
+            self._unaccounted(request, line)
         if record.exec_id is not None:
             self._before(self.begun.get(record.exec_id), line, f"compile-request {request}")
             self._before(line, self.ended.get(record.exec_id), f"graph-end of {record.exec_id}")
+
+    def _unaccounted(self, request: int, line: Line) -> None:
+        """A compile without an end. Where there is no begin either, in a run that is over and has
+        no loss on record, who compiled it was gone before anybody had heard of it."""
+        begun = any(one == request for one, _attempt in self._compiling)
+        if self.torn or begun or self.run_end is None:
+            self._missing(f"compile-end of request {request}", line)
+        else:
+            text = f"request {request} was compiled and nothing says how"
+            self._problem("lost", f"{text}: its pool's last records are lost", line)
 
     def _wait(self, begin: Line, end: Line | None) -> None:
         """A wait is attributed to a request and to the execution that asked for it."""

@@ -106,7 +106,7 @@ def trace_of(services: Machine) -> reader.Trace:
 
 def pool_heard(services: Machine, runs: int) -> None:
     """Wait until the aggregator writes what the pool says of so many runs. A pool that dies while
-    there is no aggregator takes its last records with it, and nobody knows."""
+    there is no aggregator takes its last records with it; `check` says of which compiles."""
     before = _pool_records(services)
     stop = time.monotonic() + TURN_S
     while len(_pool_records(services) - before) < runs:

@@ -11,11 +11,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hrxmp import records
+from hrxmp.aggregator.check import check
 from hrxmp.aggregator.reader import Trace, read
 from hrxmp.clock import mono_ns
 from hrxmp.executor.compile_client import CompileClient, Ticket
 from hrxmp.records import Record
-from tests.process.aggregator_process import PATIENCE_S, UNHURRIED, aggregator, tracer
+from tests.process.aggregator_process import (
+    PATIENCE_S,
+    UNHURRIED,
+    AggregatorProcess,
+    aggregator,
+    tracer,
+)
 from tests.process.pool_fixture import PoolProcess, make_request, outcome, running_pool
 
 R = TypeVar("R", bound=Record)
@@ -30,15 +37,16 @@ class Run:
             run_id, trace_endpoint=endpoint, run_begin_ns=mono_ns()
         )
 
-    def request(self, exec_id: int, **params: Any) -> Ticket:
+    def request(self, exec_id: int, *, prefetch: bool = True, **params: Any) -> Ticket:
         body = make_request(**params)
-        return self.client.request(body, exec_id, partial(self._accepted, body, exec_id))
+        noted = partial(self._accepted, body, exec_id, prefetch=prefetch)
+        return self.client.request(body, exec_id, noted)
 
-    def _accepted(self, body: Any, exec_id: int, via: str) -> None:
+    def _accepted(self, body: Any, exec_id: int, via: str, *, prefetch: bool = True) -> None:
         self.tracer.emit(
             records.CompileRequested, exec_id=exec_id, request=body.request_id,
             kernel=body.variant.label(), key=body.key, params={}, local_size=[1], via=via,
-            why="first_use", near="", differs=[], prefetch=True,
+            why="first_use", near="", differs=[], prefetch=prefetch,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -113,6 +121,68 @@ def test_a_slow_executor_does_not_get_its_compile_before_its_request(tmp_path: P
     assert positions(trace_of(file), body.request_id) == [
         "compile-request", "compile-begin", "compile-end",
     ]  # fmt: skip
+
+
+def test_a_compile_that_ends_after_its_graph_is_its_graphs(tmp_path: Path) -> None:
+    """Asked for by execution 5, which gives up; begun and ended when 6 runs; still 5's."""
+    go = tmp_path / "go"
+    with traced_pool(tmp_path, workers=1) as (pool, endpoint, file):
+        run = Run(pool, endpoint, "r1")
+        first = run.request(4, do="wait_file", arg=str(go))
+        pool.until(lambda r: bool(r.jobs) and r.jobs[0].phase == "compiler")
+        run.tracer.emit(records.GraphBegin, exec_id=5, uid=1, nodes=1)
+        late = run.request(5, prefetch=False, n=2)
+        late.wait_accepted(PATIENCE_S)
+        run.tracer.emit(records.GraphEnd, exec_id=5, outcome="failed", **graph_end(compiles=1))
+        run.tracer.emit(records.GraphBegin, exec_id=6, uid=1, nodes=1)
+        assert run.tracer.flush(PATIENCE_S)
+        go.touch()
+        assert outcome(late).error is None and outcome(first).error is None
+        run.tracer.emit(records.GraphEnd, exec_id=6, outcome="ok", **graph_end(compiles=0))
+        run.close()
+        pool.stop()
+    trace = trace_of(file)
+    ends = [line.record for line in trace.lines if line.record.exec_id == 5][-3:]
+    assert [type(end) for end in ends] == [
+        records.GraphEnd, records.CompileBegin, records.CompileEnd,
+    ]  # fmt: skip
+    assert [end.request for end in ends[1:]] == [late.body.request_id] * 2  # type: ignore[attr-defined]
+    found = [p.text for p in check(trace).problems if str(late.body.request_id) in p.text]
+    assert found == []
+
+
+def test_a_pool_that_dies_with_its_records_while_there_is_no_aggregator(tmp_path: Path) -> None:
+    """Nobody can say what it had to say; the check says which compiles are not accounted for."""
+    endpoint, file = f"ipc://{tmp_path}/trace", tmp_path / "trace.jsonl"
+    with file.open("ab") as output, running_pool(trace_compile=True) as pool:
+        first = AggregatorProcess(endpoint, output.fileno(), *UNHURRIED)
+        run = Run(pool, endpoint, "r1")
+        assert outcome(run.request(1, n=1)).error is None
+        first.kill()
+        unheard = run.request(2, n=2)
+        assert outcome(unheard).error is None
+        pool.kill()
+        with aggregator(endpoint, output.fileno(), *UNHURRIED):
+            pool.start()
+            assert outcome(run.request(3, n=3)).error is None
+            run.tracer.emit(records.RunEnd, status="ok", executions=0, totals={})
+            run.close()
+            pool.stop()
+    problems = [problem for problem in check(trace_of(file)).problems if problem.kind == "lost"]
+    said = [problem.text for problem in problems if str(unheard.body.request_id) in problem.text]
+    assert said == [
+        f"run r1: request {unheard.body.request_id} was compiled and nothing says how: its pool's"
+        " last records are lost"
+    ]
+
+
+def graph_end(compiles: int) -> dict[str, Any]:
+    """The other columns of an execution that asked for so many compiles and waited for none."""
+    zeros = ("joins", "disk_hits", "memory_hits", "driver_compiles", "failures", "waits",
+             "wait_ns", "dur_ns", "program")  # fmt: skip
+    counts = dict.fromkeys(zeros, 0) | {"requests": compiles, "compiles": compiles}
+    return counts | {"uid": 1, "error": None, "program_hit": False, "prepared_hit": False,
+                     "replayed": False}  # fmt: skip
 
 
 def test_a_crash_a_timeout_and_a_refusal_are_on_record(tmp_path: Path) -> None:
