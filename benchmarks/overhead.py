@@ -1,9 +1,9 @@
 """What tracing costs: off, on, and in system calls. Prints a table; `--json` prints the numbers.
 
 off    the checks that a warm execution makes although tracing is off, in nanoseconds
-on     tg128 traced and untraced, in turns, medians of all samples; what the two records of a warm
-       execution take; and in one process, where token after token is decoded with the tracer and
-       without it in turns, which a busy machine disturbs less
+on     tg128 traced and untraced, in pairs of runs, the median of the pairs' differences; what the
+       two records of a warm execution take; and in one process, where token after token is decoded
+       with the tracer and without it in turns, which a busy machine disturbs less
 calls  system calls of 200 warm executions (strace): the executor's own against the bare launches
        of the same prepared program
 
@@ -84,22 +84,21 @@ def off() -> float:
 
 
 def on(model: str, rounds: int) -> dict[str, Any]:
-    """tg128 without and with tracing, in turns: tokens a second, and the difference in percent."""
+    """tg128 without and with tracing, in pairs of runs: tokens a second, and the difference."""
     samples: dict[bool, list[float]] = {False: [], True: []}
     with tempfile.TemporaryDirectory() as folder:
         for round_ in range(rounds + 1):
             for traced in (False, True) if round_ % 2 else (True, False):
                 rates = tg128(model, Path(folder), traced)
                 if round_:  # the first fills the store
-                    samples[traced] += rates
+                    samples[traced].append(statistics.median(rates))
     plain, traced_rate = (statistics.median(samples[traced]) for traced in (False, True))
+    costs = [(1 - on / off) * 100 for off, on in zip(samples[False], samples[True], strict=True)]
     return {
         "tg128_untraced": round(plain, 2),
         "tg128_traced": round(traced_rate, 2),
-        "tg128_cost_percent": round((plain - traced_rate) / plain * 100, 2),
-        "tg128_spread_percent": round(
-            statistics.stdev(samples[False]) / statistics.mean(samples[False]) * 100, 2
-        ),
+        "tg128_cost_percent": round(statistics.median(costs), 2),
+        "tg128_cost_percent_by_round": sorted(round(cost, 2) for cost in costs),
     }
 
 
@@ -107,7 +106,7 @@ def tg128(model: str, folder: Path, traced: bool) -> list[float]:
     """Tokens a second of each sample of one bench."""
     trace = ["--trace", "--trace-output", str(folder / "trace")] if traced else []
     command = [*RUN, "--cache", str(folder / "store"), *trace, "bench", "-m", model]
-    command += ["-p", "0", "-n", "128", "-r", "3", "-o", "json"]
+    command += ["-p", "0", "-n", "128", "-r", "5", "-o", "json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     (row,) = json.loads(done.stdout)
     return list(row["samples_ts"])

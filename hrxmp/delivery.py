@@ -40,8 +40,9 @@ MEMORY_BYTES = 16 << 20
 OPEN_TOLD = 256
 LINGER_NS = 10_000_000
 """A wake-up waits so long for company: one batch instead of many;"""
-STREAM_LINGER_NS = 200_000_000
-"""and so long in a steady stream, as decoding makes it: each batch costs the process 150 us."""
+STREAM_LINGER_NS = 500_000_000
+"""and so long in a steady stream, as decoding makes it: each batch costs each process of the run
+some 200 us, at which the device waits when it is a processor."""
 RETRY_NS = 200_000_000
 PATIENCE_NS = 900_000_000
 """After so long without a welcome the user is told."""
@@ -94,7 +95,7 @@ class Delivery:
         self._next_seq = 0
         self._mark: Hlc = (0, 0)
         self._open: dict[tuple[str, int | None], int] = {}
-        self._hello_ns = self._sent_ns = self._take_ns = self._woken_ns = 0
+        self._hello_ns = self._sent_ns = self._take_ns = 0
         self._heartbeat_ns = 250_000_000
         self._born_ns = mono_ns()
         self._window = WINDOW_BYTES
@@ -185,27 +186,24 @@ class Delivery:
             timeout = self._heartbeat_ns // 1_000_000
         if self._closing_ns:
             timeout = min(timeout, 20)
-        if lifecycle.wait([self._link], [self._wake.fd], timeout):
+        if self._wake.fd in lifecycle.wait([self._link], [self._wake.fd], timeout):
             self._wake.clear()
-            self._take_ns = self._linger(mono_ns())
-
-    def _linger(self, now: int) -> int:
-        """When to fetch what has just begun to be pending."""
-        if self._hurry or self._closing_ns:
+            urgent = self._hurry or self._closing_ns
             self._hurry = False
-            return now
-        streaming = now - self._woken_ns < 2 * STREAM_LINGER_NS
-        self._woken_ns = now
-        return now + (STREAM_LINGER_NS if streaming else LINGER_NS)
+            self._take_ns = mono_ns() + (0 if urgent else LINGER_NS)
 
     def _collect(self) -> None:
-        """Move what is pending into the backlog, in batches."""
-        self._take_ns = 0
+        """Move what is pending into the backlog, in batches. While there is something each time,
+        the next time comes without a wake-up."""
+        streaming = False
         while True:
-            self._divide(self.source.take())
+            taken = self.source.take()
+            self._divide(taken)
+            streaming = streaming or bool(taken.notes)
             self.has_room = self._backlog.has_room
             if not self.has_room or not self.source.tell_lost():
                 break
+        self._take_ns = mono_ns() + STREAM_LINGER_NS if streaming else 0
 
     def _divide(self, taken: Taken) -> None:
         items = [self._lines.item(taken.first_seq + i, note) for i, note in enumerate(taken.notes)]
@@ -259,7 +257,7 @@ class Delivery:
 
     def _beat(self, now: int) -> bool:
         """A batch without records: alive, and no earlier record is to come than its mark."""
-        if not self._backlog.unsent:
+        if not self._backlog.unsent and not self._take_ns:
             self._collect()
         first = self._backlog.first_unsent_seq(self._next_seq)
         mark = (0, 0) if self._backlog.unsent else self._mark

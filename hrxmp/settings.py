@@ -43,7 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     worker_jobs: Annotated[int, "a worker is replaced after this many jobs"] = 500
     pool_timeout_s: Annotated[float, "wait for a lost pool to come back, seconds"] = 10.0
     progress_s: Annotated[float, "a compile slower than this is reported, seconds"] = 2.0
-    hold_back_ms: Annotated[int, "longest wait for a silent trace source, ms"] = 500
+    hold_back_ms: Annotated[int, "longest wait for a silent trace source, ms"] = 1000
     spool_mb: Annotated[int, "bound of a source's spool file, MB"] = 256
     sanitizer: Annotated[str, "kernel checks: access, value or all"] = ""
     sanitizer_reporting: Annotated[Reporting, "what a finding does"] = "trap"

@@ -21,6 +21,9 @@ from hrxmp.settings import Settings
 PENDING_RECORDS = 1 << 16
 """Bound of what the delivery thread has not fetched yet."""
 
+_NOT, _SOMETIME, _SOON = range(3)
+"""When the delivery thread will look for records, as far as it was told."""
+
 
 def open_tracer(
     settings: Settings,
@@ -58,7 +61,7 @@ class Tracer:
         self._pending_first = 0
         self._pending_limit = pending_records
         self._seq = 0
-        self._awake = False
+        self._called = _NOT
         self._closed = False
         self._lost: list[tuple[int, int, str]] = []
         self._delivery = Delivery(self, endpoint, settings)
@@ -71,19 +74,23 @@ class Tracer:
 
     def emit(self, record: type[Record], *, exec_id: int | None = None, **fields: Any) -> None:
         """Append one record. Never blocks; what does not fit is counted and said in `lost`."""
-        self.note(record, exec_id, fields)
+        self.note(record, exec_id, fields, _SOON)
 
-    def note(self, record: type[Record], exec_id: int | None, fields: Fields) -> None:
-        """Like `emit`; `fields`, or the function that gives them, is read later, in another
-        thread, and must not change."""
+    def note(
+        self, record: type[Record], exec_id: int | None, fields: Fields, when: int = _SOMETIME
+    ) -> None:
+        """Like `emit`, of something usual: in a stream of such records each waits for company.
+
+        `fields`, or the function that gives them, is read in another thread, and must not change.
+        """
         with self._lock:
             if self._closed or not self._has_room():
                 return
             self._pending.append((self.clock.tick(wall_ns()), mono_ns(), record, exec_id, fields))
             self._seq += 1
-            if self._awake:
+            if self._called >= when:
                 return
-            self._awake = True
+            self._called = when
         self._delivery.wake()
 
     def flush(self, timeout_s: float = 2.0) -> bool:
@@ -110,9 +117,9 @@ class Tracer:
                 notes=self._pending,
                 mark=self.clock.tick(wall_ns()),
             )
+            self._called = _SOMETIME if self._pending else _NOT  # it looks again by itself
             self._pending = []
             self._pending_first = self._seq
-            self._awake = False
         return taken
 
     def lose(self, first: int, last: int, reason: str) -> None:

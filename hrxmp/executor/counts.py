@@ -26,7 +26,7 @@ class GraphCounts(msgspec.Struct, kw_only=True):
 
     def as_dict(self) -> dict[str, int]:
         """The counts by name, in the order of the record's columns."""
-        return {name: getattr(self, name) for name in self.__struct_fields__}
+        return msgspec.structs.asdict(self)
 
     @property
     def cold(self) -> bool:

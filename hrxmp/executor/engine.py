@@ -369,9 +369,10 @@ class Executor:
             self.totals.add(run.cause.counts)
         self._guard.execution_done(self.stats.executions)
         if self.tracer is not None:
-            # A replay's counts are zero and stay so: its columns can be made later, elsewhere.
-            fields = run.columns if run.replayed else run.columns()
-            self.tracer.note(records.GraphEnd, run.cause.exec_id, fields)
+            if run.replayed:  # its counts are zero and stay so: later will do, elsewhere
+                self.tracer.note(records.GraphEnd, run.cause.exec_id, run.columns)
+            else:
+                self.tracer.emit(records.GraphEnd, exec_id=run.cause.exec_id, **run.columns())
         return run.dur_ns
 
 

@@ -93,6 +93,32 @@ def test_fields_may_be_given_later(tracer: trace.Tracer) -> None:
     assert (record.exec_id, record.label) == (7, "later")
 
 
+def test_the_delivery_thread_is_called_as_seldom_as_can_be(
+    tracer: trace.Tracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    monkeypatch.setattr(tracer._delivery, "wake", lambda: calls.append(1))
+
+    def usual() -> int:
+        calls.clear()
+        tracer.note(GraphBegin, 1, {"uid": 1, "nodes": 1})
+        return len(calls)
+
+    def special() -> int:
+        calls.clear()
+        tracer.emit(Annotation, label="x")
+        return len(calls)
+
+    assert (usual(), usual()) == (1, 0)
+    assert (special(), special(), usual()) == (1, 0, 0)
+    assert len(tracer.take().notes) == 5
+    assert usual() == 0  # it looks again by itself
+    assert (special(), special()) == (1, 0)
+    tracer.take()
+    tracer.take()
+    assert usual() == 1
+
+
 def test_a_wrong_field_is_the_delivery_threads_failure(
     tracer: trace.Tracer, capfd: pytest.CaptureFixture[str]
 ) -> None:
