@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
+from itertools import groupby
 
 from hrxmp.tracetool.view import RunView, Wanted, ms, title
 
@@ -33,7 +35,8 @@ def timing(before: RunView, after: RunView) -> str:
 
 def _only(sign: str, wanted: list[Wanted]) -> Iterator[str]:
     for one in wanted:
-        yield f"{sign} {one.asked.key[:16]} {title(one.asked)} via {one.asked.via}"
+        kernel = title(one.asked).replace(",", ", ")  # it may be folded there
+        yield f"{sign} {one.asked.key[:16]} {kernel} via {one.asked.via}"
 
 
 def _counts(before: RunView, after: RunView) -> Iterator[str]:
@@ -44,13 +47,22 @@ def _counts(before: RunView, after: RunView) -> Iterator[str]:
 
 
 def _executions(before: RunView, after: RunView) -> Iterator[str]:
-    """Executions, by number, whose counts differ; the first twenty."""
-    shown = 0
+    """Executions whose counts differ, those that differ alike together."""
+    alike: dict[str, list[int]] = defaultdict(list)
     for number in sorted(before.executions.keys() | after.executions.keys()):
         old, new = _row(before, number), _row(after, number)
-        if old != new and shown < 20:
-            shown += 1
-            yield f"~ execution {number}: {_words(old, new)}"
+        if old != new:
+            alike[_words(old, new)].append(number)
+    for words, numbers in alike.items():
+        many = f" ({len(numbers)})" if len(numbers) > 2 else ""
+        yield f"~ execution{'s' * (len(numbers) > 1)} {_ranges(numbers)}{many}: {words}"
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Ascending numbers for people: `1, 3-7`."""
+    runs = groupby(enumerate(numbers), lambda item: item[1] - item[0])
+    ends = [(run[0][1], run[-1][1]) for run in (list(group) for _key, group in runs)]
+    return ", ".join(f"{a}-{b}" if b > a else f"{a}" for a, b in ends)
 
 
 def _row(run: RunView, number: int) -> dict[str, int] | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
@@ -109,7 +110,7 @@ def _extract(options: argparse.Namespace) -> int:
 
 
 def _summary(options: argparse.Namespace) -> int:
-    console = Console(width=None if sys.stdout.isatty() else 132)
+    console = Console()
     for run in _runs(options):
         summary.show(run, console)
     return 0
@@ -128,11 +129,15 @@ def _diff(options: argparse.Namespace) -> int:
     )
     if more or others:
         raise UsageError("more than one run in a file", remedy="name one with --run")
-    lines = list(diff.diff(before, after))
-    for line in lines:
-        sys.stdout.write(line + "\n")
-    sys.stdout.write(diff.timing(before, after) + "\n")
+    lines, width = list(diff.diff(before, after)), Console().width
+    for line in (*lines, diff.timing(before, after)):
+        sys.stdout.write("\n".join(folded(line, width)) + "\n")
     return 1 if lines else 0
+
+
+def folded(line: str, width: int) -> list[str]:
+    """A line as lines of at most `width`, parted at spaces, all but the first indented."""
+    return textwrap.wrap(line, width, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _export(options: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -45,7 +46,7 @@ def _head(run: RunView, console: Console) -> None:
 
 
 def _kernels(compiled: list[Wanted]) -> Table:
-    table = Table(title="Compiles by kernel definition", title_justify="left")
+    table = _table("Compiles by kernel definition")
     table.add_column("kernel")
     for name in ("compiles", "failed", "compiler", "finishing", "longest"):
         table.add_column(name, justify="right")
@@ -74,21 +75,21 @@ def _kernel_row(name: str, ones: list[Wanted]) -> list[str]:
 
 
 def _slowest(compiled: list[Wanted]) -> Table:
-    table = Table(title="Slowest compiles", title_justify="left")
+    table = _table("Slowest compiles")
     for name in ("request", "exec", "time"):
         table.add_column(name, justify="right")
-    table.add_column("kernel", overflow="fold")
-    table.add_column("why", overflow="fold")
+    table.add_column("kernel, and why", overflow="fold")
     for one in sorted(compiled, key=lambda one: -(one.compile_ns + one.finish_ns))[:TOP]:
         asked = one.asked
         exec_id = "prefetch" if asked.exec_id is None else str(asked.exec_id)
         time = ms(one.compile_ns + one.finish_ns)
-        table.add_row(str(asked.request), exec_id, time, _plain(title(asked)), reason(asked))
+        kernel = title(asked).replace(",", ", ")  # it may be folded there
+        table.add_row(str(asked.request), exec_id, time, _plain(f"{kernel}\n{reason(asked)}"))
     return table
 
 
 def _busy(executions: list[Execution]) -> Table:
-    table = Table(title="Executions that asked, compiled or waited", title_justify="left")
+    table = _table("Executions that asked, compiled or waited")
     for name in ("exec", "time", "requests", "compiles", "joins", "disk", "waits", "waited"):
         table.add_column(name, justify="right")
     table.add_column("outcome")
@@ -101,6 +102,11 @@ def _busy(executions: list[Execution]) -> Table:
         cells = [str(count) for count in counts]
         table.add_row(str(one.exec_id), ms(end.dur_ns), *cells, ms(end.wait_ns), end.outcome)
     return table
+
+
+def _table(heading: str) -> Table:
+    """Light enough that all of ours fit 80 columns."""
+    return Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
 
 
 def _plain(text: str) -> str:

@@ -99,6 +99,7 @@ def swap(first: int, second: int) -> Callable[[list[Columns]], None]:
         (lose(4), "missing"),
         (lose(5), "missing"),
         (lose(6), "missing"),
+        (lambda columns: (lose(4)(columns), lose(3)(columns)), "lost"),
         (put(6, requests=2), "count"),
         (put(6, compiles=0, joins=1), "count"),
         (put(6, waits=0), "count"),
