@@ -33,7 +33,7 @@ class Done:
 
     def wait(self, count: int) -> bool:
         with self.event:
-            return self.event.wait_for(lambda: self.count >= count, 10)
+            return self.event.wait_for(lambda: self.count >= count, 60)
 
 
 def test_lines_and_late_lines() -> None:
@@ -53,7 +53,7 @@ def test_a_file_gets_all_lines_and_the_writer_is_told(tmp_path: Path) -> None:
         sink.put(second)
         assert done.wait(2)
         assert sink.take_written() == [first, second]
-        assert sink.close(5)
+        assert sink.close(60)
     assert (tmp_path / "out").read_bytes() == lines_of(first) + lines_of(second)
 
 
@@ -86,7 +86,7 @@ def test_a_pipe_that_others_write_to_has_only_whole_lines(non_blocking: bool) ->
     assert done.wait(1)
     stop.set()
     other.join()
-    sink.close(5)
+    sink.close(60)
     os.close(write_end)
     reader.join()
     ours = [line for line in lines if line.startswith(OPENING)]
@@ -110,7 +110,7 @@ def test_a_reader_that_stops_fills_the_queue_and_nothing_is_reported_written() -
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert sink.close(10)
+    assert sink.close(60)
     os.close(write_end)
     reader.join()
     os.close(read_end)
@@ -129,7 +129,7 @@ def test_a_reader_that_is_gone_ends_the_writing_only() -> None:
     assert done.wait(1)
     assert sink.broken
     assert len(sink.take_written()) == 1
-    sink.close(5)
+    sink.close(60)
     os.close(write_end)
 
 
@@ -144,7 +144,7 @@ def test_a_full_disk_is_waited_for() -> None:
         waiting.wait(0.01)
     assert sink.take_written() == []
     assert sink.broken == ""
-    assert sink.close(5)  # at the end it gives up, and says why
+    assert sink.close(60)  # at the end it gives up, and says why
     assert "space" in sink.broken
     os.close(descriptor)
 
