@@ -30,6 +30,9 @@ from hrxmp.trace import open_tracer
 from hrxmp.wire import check_endpoint
 
 _STOP_S = 4.0
+_SERVICE_STOP_S = 20.0
+"""Half of it before a service is killed: the aggregator may need five seconds for a slow reader,
+and what is killed loses records. Nothing that works takes a tenth of a second."""
 
 
 def main(argv: list[str]) -> int:
@@ -96,7 +99,7 @@ class Run:
         finally:
             for name in ("workers", "aggregator"):
                 if name in self._services:
-                    self._services.pop(name).stop(_STOP_S)
+                    self._services.pop(name).stop(_SERVICE_STOP_S)
 
     def _start(self, role: str) -> None:
         bind = self._aggregator if role == "aggregator" else self._pool

@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from hrxmp.wire import Link
 
 WELCOME_S = 0.05
-CLOSE_S = 2.0
-HELD_NS = 2_000_000_000
-"""How long an executor may take to note an acceptance; bounded, or it could stop its answers."""
+CLOSE_S = 5.0
+"""How long the end of a stream may take; where no aggregator ever answered it takes no time."""
+HELD_NS = 30_000_000_000
+"""How long an executor may take to note an acceptance. Only its own answers wait for it; one that
+stood still for a while must not find effects before its causes."""
 _LOCAL_SILENT_NS = 600_000_000_000
 _REMOTE_SILENT_NS = 30_000_000_000
 
