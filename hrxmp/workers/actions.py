@@ -57,7 +57,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     idle_ns: int
     worker_jobs: int
     progress_ns: int
-    start_ns: int = 30_000_000_000
+    start_ns: int = 60_000_000_000
 
     @classmethod
     def of(cls, settings: Settings, workers: int) -> Limits:

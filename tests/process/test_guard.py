@@ -72,11 +72,11 @@ def test_warn_says_one_line_a_graph(device: str) -> None:
 
 
 def test_a_storm_is_one_record(device: str) -> None:
-    done = traced(device, str(PROGRAM), "changing", "9", HRXMP_STORM_KEYS="4")
+    done = traced(device, str(PROGRAM), "changing", "9", HRXMP_STORM_KEYS="4", HRXMP_STORM_S="1000")
     assert done.code == 0
     (storm,) = done.records(Storm)
     assert (storm.kernel, storm.component, storm.count) == ("rms_norm", "params.K", 8)
-    few = traced(device, str(PROGRAM), "changing", "4", HRXMP_STORM_KEYS="4")
+    few = traced(device, str(PROGRAM), "changing", "4", HRXMP_STORM_KEYS="4", HRXMP_STORM_S="1000")
     assert few.records(Storm) == []
 
 
