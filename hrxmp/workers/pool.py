@@ -228,7 +228,7 @@ class Pool:
     def _lookup(self, request: Request) -> Result | None:
         found = self._store.get(request.body.key, request.body.components)
         if isinstance(found, StoreEntry):
-            return Result(binary=found.binary, kind=found.kind)
+            return Result(binary=found.binary, kind=found.kind, compile_ns=found.compile_ns)
         return None
 
     def _client_gone(self, session: Session) -> None:
