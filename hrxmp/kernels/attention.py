@@ -14,15 +14,16 @@ import msgspec
 from hrxmp.dtypes import DType
 from hrxmp.errors import UnsupportedError
 from hrxmp.kernels import nvidia
+from hrxmp.kernels.choices import Choices, choices
 from hrxmp.kernels.definition import DeviceTraits, KernelDefinition, arguments
 from hrxmp.kernels.keys import Param, Variant
 from hrxmp.kernels.launch import Launch
-from hrxmp.kernels.layer import LAYER_ROW
 
 RopeMode = Literal["norm", "neox"]
 Params = tuple[tuple[str, Param], ...]
 
-_TILE, _TOKENS = 6, 32
+_TILES = (6, 32), (6, 8), (6, 16), (6, 64), (4, 16), (4, 32)
+"""Rows that are multiplied at once, and tokens a work-group; the default first."""
 
 _CACHE = "HEAD_DIM HEADS KV_HEADS KV"
 _ROPE = (*_CACHE.split(), "N_DIMS", "NEOX", "FACTORS")
@@ -69,7 +70,6 @@ DEFINITIONS = (
             "v_cache:buffer y:buffer"
         ),
     ),
-    LAYER_ROW,
 )
 
 
@@ -208,20 +208,32 @@ def _rows(
     """Attention of many rows: tiles on CPU devices, else a work-group for each row and head."""
     tiled = traits.is_cpu and heads.head_dim % 64 == 0
     lanes = 1 if traits.is_cpu else 32
-    tile: Params = (("TILE", _TILE), ("TOKENS", _TOKENS)) if tiled else ()
+    options = _tile_choices(traits, heads) if tiled else None
+    tile = options.pick(traits.tuned) if options else {}
     operands = ("q", "k_cache", "v_cache", "positions", "y")
     return Launch(
         variant=Variant(
             definition="flash_attn_tile" if tiled else "flash_attn",
-            params=(*heads.params(), *tile),
+            params=(*heads.params(), *tile.items()),
             local_size=(lanes, 1),
         ),
         args=(m, heads.kv_capacity, *strides, scale, *operands),
-        global_size=((heads.n_kv_heads, -(-m // _TOKENS)) if tiled else (heads.n_heads * lanes, m)),
+        global_size=(
+            (heads.n_kv_heads, -(-m // tile["TOKENS"])) if tiled else (heads.n_heads * lanes, m)
+        ),
         writes=("y",),
         flops=4 * m * heads.width * heads.kv_capacity,
         nbytes=8 * m * heads.width + heads.kv_capacity * heads.row_bytes(),
+        choices=options,
     )
+
+
+def _tile_choices(traits: DeviceTraits, heads: _Heads) -> Choices:
+    """The tiles whose queries, sums and scores fit local memory beside keys and values."""
+    shared, held = heads.n_heads // heads.n_kv_heads, 8 * heads.head_dim
+    room = traits.local_mem_bytes - 64 * held
+    fit = [row for row in _TILES[1:] if row[1] * shared * (held + 264) <= room]
+    return choices("flash_attn_tile", heads.params(), "TILE TOKENS", _TILES[0], *fit)
 
 
 def rope_flash_attn(

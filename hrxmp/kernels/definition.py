@@ -7,9 +7,12 @@ device only its DeviceTraits, so that every key can be enumerated where there is
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
+
+from hrxmp.kernels.choices import Choice
 
 ArgumentKind = Literal["buffer", "int", "float"]
 Form = Literal["intel-cpu", "pocl-cpu", "nvidia", "generic"]
@@ -53,6 +56,8 @@ class DeviceTraits(msgspec.Struct, frozen=True, kw_only=True):
     max_work_group: int
     byte_tiles: bool = False
     """Whether kernels may use the processor's tile registers for bytes (AMX)."""
+    tuned: Mapping[str, Choice] = {}
+    """What was measured to be faster here than the default, by subject (`choices`)."""
 
 
 def arguments(text: str) -> tuple[Argument, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from hrxmp.kernels.choices import Choices
 from hrxmp.kernels.keys import Variant
 
 
@@ -16,7 +17,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     `args` are in the kernel's argument order: a string names an operand (a buffer), an int is a
     32-bit int argument, a float a 32-bit float argument. `global_size` is a multiple of the
     variant's local size in each dimension. `writes` names the operands that the kernel writes.
-    `flops` and `nbytes` are the arithmetic and the memory traffic of the launch, for profiles.
+    `flops` and `nbytes` are the arithmetic and the memory traffic of the launch, for profiles;
+    `choices` are what could have been chosen instead, for tuning.
     """
 
     variant: Variant
@@ -25,3 +27,4 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     writes: tuple[str, ...]
     flops: int = 0
     nbytes: int = 0
+    choices: Choices | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from hrxmp.dtypes import DType
 from hrxmp.errors import UnsupportedError
 from hrxmp.kernels import nvidia
+from hrxmp.kernels.choices import Choices, choices
 from hrxmp.kernels.definition import DeviceTraits, KernelDefinition, arguments
 from hrxmp.kernels.keys import Param, Variant
 from hrxmp.kernels.launch import Launch
@@ -17,6 +18,8 @@ from hrxmp.kernels.product import MAX_WEIGHTS, OPERANDS, STRIDES, Epilogue, Prod
 __all__ = ["MAX_WEIGHTS", "Epilogue", "WeightSpec", "fuses_norm", "mul_mat", "weight_layout"]
 
 LANES = 16
+
+Params = tuple[tuple[str, Param], ...]
 
 _PLAIN = (DType.F32, DType.F16)
 _WEIGHTS = "W0 W1 W2 LAYOUT K N0 N1 N2 EPILOGUE"
@@ -143,7 +146,7 @@ def _check(traits: DeviceTraits, product: Product) -> None:
         raise UnsupportedError(f"no layout {first.layout!r} for rows of {product.k} elements")
 
 
-def _params(product: Product) -> tuple[tuple[str, Param], ...]:
+def _params(product: Product) -> Params:
     weights = product.weights
     types = [weights[i if i < len(weights) else 0].dtype.label for i in range(MAX_WEIGHTS)]
     values: tuple[Param, ...] = (
@@ -192,40 +195,49 @@ def _shares(traits: DeviceTraits, product: Product) -> int:
 
 
 _LONG_BYTES = 4 << 20
-_TILE, _PANEL, _DEPTH, _TOKENS = 6, 4, 128, 96
+_TILE_DEFAULT = 6, 4, 128, 96
+_TILE_LOCAL_BYTES = 120 << 10
 
 
 def _tile(traits: DeviceTraits, product: Product) -> Launch:
-    tiles = {
-        "X_STRIDE": product.x[0],
-        "TILE": _TILE,
-        "PANEL": _PANEL,
-        "DEPTH": _DEPTH,
-        "TOKENS": _TOKENS,
-    }
-    stored = _PANEL // (2 if product.epilogue == "swiglu" else 1)
+    params = (*_params(product), ("X_STRIDE", product.x[0]))
+    options = _tile_choices(traits, product, params)
+    tile = options.pick(traits.tuned)
+    stored = tile["PANEL"] // (2 if product.epilogue == "swiglu" else 1)
     return Launch(
         variant=Variant(
-            definition="mul_mat_tile", params=(*_params(product), *tiles.items()), local_size=(1, 1)
+            definition="mul_mat_tile", params=(*params, *tile.items()), local_size=(1, 1)
         ),
         args=(product.m, *product.strides(), "x", *product.operands()),
-        global_size=(-(-_groups(product) // stored), -(-product.m // _TOKENS)),
+        global_size=(-(-_groups(product) // stored), -(-product.m // tile["TOKENS"])),
         writes=("y",),
         flops=product.flops(),
         nbytes=product.nbytes(),
+        choices=options,
     )
+
+
+def _tile_choices(traits: DeviceTraits, product: Product, params: Params) -> Choices:
+    """Tiles whose sums fit 32 vector registers, panels and sums that fit local memory."""
+    others = [
+        (tile, panel, depth, tokens)
+        for tile, panel in ((6, 4), (12, 2), (4, 4), (8, 2))
+        for depth in (64, 128, 256)
+        for tokens in (48, 96, 192)
+        if (depth + tokens) * panel * 64 <= min(traits.local_mem_bytes, _TILE_LOCAL_BYTES)
+    ]
+    return choices("mul_mat_tile", params, "TILE PANEL DEPTH TOKENS", _TILE_DEFAULT, *others)
 
 
 def _amx(traits: DeviceTraits, product: Product) -> Launch | None:
     """The product on byte tiles, or None where they are not there or the rows do not fit."""
     if not traits.byte_tiles or not product.weights[0].dtype.quantized:
         return None
-    # Gates and ups meet in one work-group, so their sums over k cannot wait in y.
-    depth = product.k if product.epilogue == "swiglu" else min(product.k, _MAX_DEPTH)
-    room = (_LOCAL_BYTES - 22 * depth) // (9 * depth // 4 + 64)
-    tokens = min(room // 16 * 16, _MAX_TOKENS)
-    if tokens < 16 or traits.local_mem_bytes < _LOCAL_BYTES:
+    options = _amx_choices(product)
+    if options is None or traits.local_mem_bytes < _LOCAL_BYTES:
         return None
+    share = options.pick(traits.tuned)
+    tokens = share["TOKENS"]
     units = traits.compute_units
     chunks = -(-product.m // tokens)
     # Each share of the rows splits the same tokens again, so few tokens make shares of rows.
@@ -234,7 +246,7 @@ def _amx(traits: DeviceTraits, product: Product) -> Launch | None:
     return Launch(
         variant=Variant(
             definition="mul_mat_amx",
-            params=(*_params(product), ("DEPTH", depth), ("TOKENS", tokens)),
+            params=(*_params(product), *share.items()),
             local_size=(1, 1),
         ),
         args=(product.m, *product.strides(), "x", *product.operands()),
@@ -242,7 +254,26 @@ def _amx(traits: DeviceTraits, product: Product) -> Launch | None:
         writes=("y",),
         flops=product.flops(),
         nbytes=product.nbytes(),
+        choices=options,
     )
+
+
+def _amx_choices(product: Product) -> Choices | None:
+    """Shares of k and of the rows that fit local memory; None when not even one tile does."""
+    # Gates and ups meet in one work-group, so their sums over k cannot wait in y.
+    whole = product.epilogue == "swiglu"
+    longest = product.k if whole else min(product.k, _MAX_DEPTH)
+    depths = [longest] if whole else [longest, *(d for d in (256, 512, 1024) if d < longest)]
+    default = min(_amx_tokens(longest), _MAX_TOKENS)
+    if default < 16:
+        return None
+    others = [(d, t) for d in depths for t in (16, 32, 48, 64, 96, 128) if t <= _amx_tokens(d)]
+    return choices("mul_mat_amx", _params(product), "DEPTH TOKENS", (longest, default), *others)
+
+
+def _amx_tokens(depth: int) -> int:
+    """Rows of `depth` elements that fit local memory, in whole tiles."""
+    return (_LOCAL_BYTES - 22 * depth) // (9 * depth // 4 + 64) // 16 * 16
 
 
 _LOCAL_BYTES = 240 << 10
@@ -250,7 +281,9 @@ _MAX_DEPTH, _MAX_TOKENS = 2048, 64
 
 
 def _any(traits: DeviceTraits, product: Product) -> Launch:
-    slices = 1 if traits.is_cpu else 8
+    counts = ((1,),) if traits.is_cpu else ((8,), (2,), (4,))
+    options = choices("mul_mat_any", _params(product), "LY", *counts)
+    slices = options.pick(traits.tuned)["LY"]
     columns = -(-product.columns // LANES) * LANES
     return Launch(
         variant=Variant(
@@ -261,4 +294,5 @@ def _any(traits: DeviceTraits, product: Product) -> Launch:
         writes=("y",),
         flops=product.flops(),
         nbytes=product.nbytes(),
+        choices=options,
     )
