@@ -13,6 +13,7 @@ from hrxmp.executor.arena import Value
 from hrxmp.executor.graph_program import Command
 from hrxmp.graph import Storage
 from hrxmp.kernels import layer, nvidia_program
+from hrxmp.kernels.addresses import FusedProgram
 from hrxmp.kernels.definition import DeviceTraits
 from hrxmp.kernels.launch import Launch
 from hrxmp.kernels.layer import STATE_BYTES
@@ -62,30 +63,55 @@ def fuse_layers(
 def fuse_program(
     traits: DeviceTraits, commands: tuple[Command, ...], state: int
 ) -> tuple[tuple[Command, ...], tuple[int, ...]]:
-    """All commands of a program as one, where the device can, and the program's own memory.
+    """The commands with those that can be one launch as one, and the program's own memory, bytes.
 
-    Slots are planned for the commands one after the other, and so the one launch does them.
+    Slots are planned for the commands one after the other, and so a launch for many does them.
     `state` is the slot of STATE; the program's own memory has the slots that follow.
     """
-    fused = nvidia_program.fuse(
-        traits, [item.launch for item in commands], [item.slots for item in commands]
-    )
-    if fused is None:
-        return commands, ()
+    launches, slots = [item.launch for item in commands], [item.slots for item in commands]
     nbytes = {item.slots[name]: size for item in commands for name, size in item.nbytes.items()}
-    nbytes |= {state: STATE_BYTES, state + 1: fused.table_bytes}
-    launches = [(launch, {**slots, "table": state + 1}, True) for launch, slots in fused.first]
-    launches.append((fused.launch, {"addresses": state + 1, "state": state}, False))
-    return tuple(
+    final: list[Command] = []
+    own: list[int] = []
+    at = 0
+    for run, fused in _fusible(traits, launches, slots):
+        final += commands[at : run.start]
+        own.append(fused.table_bytes)
+        table = state + len(own)
+        sizes = {**nbytes, state: STATE_BYTES, table: fused.table_bytes}
+        final += _as_commands(fused, commands[run.stop - 1].node, state, table, sizes)
+        at = run.stop
+    return (*final, *commands[at:]), tuple(own)
+
+
+def _fusible(
+    traits: DeviceTraits, launches: list[Launch], slots: list[dict[str, int]]
+) -> list[tuple[range, FusedProgram]]:
+    """The whole program where the device can, else each stack of layers."""
+    whole = nvidia_program.fuse(traits, launches, slots)
+    if whole is not None:
+        return [(range(len(launches)), whole)]
+    runs = layer.stacks(launches, slots)
+    return [
+        (run, layer.stack(launches[run.start : run.stop], slots[run.start : run.stop]))
+        for run in runs
+    ]
+
+
+def _as_commands(
+    fused: FusedProgram, node: int, state: int, table: int, nbytes: dict[int, int]
+) -> list[Command]:
+    launches = [(launch, {**slots, "table": table}, True) for launch, slots in fused.first]
+    launches.append((fused.launch, {"addresses": table, "state": state}, False))
+    return [
         Command(
-            node=commands[-1].node,
+            node=node,
             launch=launch,
             slots=slots,
             nbytes={name: nbytes[slot] for name, slot in slots.items()},
             once=once,
         )
         for launch, slots, once in launches
-    ), (fused.table_bytes,)
+    ]
 
 
 def _numbers(commands: list[Emitted]) -> dict[Memory, int]:

@@ -18,7 +18,16 @@ from hrxmp.kernels.definition import Argument, KernelDefinition
 
 __all__ = ["Argument", "KernelDefinition", "catalog", "get", "source_digest", "source_text"]
 
-_FAMILIES = ("elementwise_ops", "row_ops", "mul_mat", "attention", "nvidia", "nvidia_program")
+_FAMILIES = (
+    "elementwise_ops",
+    "row_ops",
+    "mul_mat",
+    "attention",
+    "layer",
+    "addresses",
+    "nvidia",
+    "nvidia_program",
+)
 _FOLDER = Path(__file__).parent / "cl"
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([A-Za-z0-9_]+\.h)"[ \t]*$')
 

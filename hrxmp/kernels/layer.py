@@ -1,5 +1,6 @@
-"""Fuses the five launches of a transformer layer for one row into one: a launch costs about as much
-as a small product. `cl/layer_row.cl` runs them as phases that its work-groups claim.
+"""Fuses the five launches of a transformer layer for one row into one, and layers into a stack: a
+launch costs about as much as a small product. `cl/layer.h` runs a layer as phases that its
+work-groups claim.
 
 Pure functions of launches and slots, run by the executor's lowering; no device.
 """
@@ -9,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
+from hrxmp.kernels import addresses
+from hrxmp.kernels.addresses import FusedProgram
 from hrxmp.kernels.definition import DeviceTraits, KernelDefinition, arguments
 from hrxmp.kernels.keys import Param, Variant
 from hrxmp.kernels.launch import Launch
@@ -17,23 +21,39 @@ from hrxmp.kernels.launch import Launch
 PHASES = 5
 _SPLITS = 8
 """Most splits of the cache."""
-STATE_BYTES = 4 * 16 * (1 + 2 * PHASES)
+LAYERS = 64
+"""Most layers of a stack."""
+STATE_BYTES = 4 * 16 * (1 + 2 * PHASES * LAYERS)
 """Counters of `cl/phases.h`."""
 _TYPES = "WQ WK WV WO WG WU WD"
 _CACHE = "HEAD_DIM HEADS KV_HEADS KV N_DIMS NEOX FACTORS"
+
+_PARAMS = (*_TYPES.split(), "HIDDEN", "FFN", *_CACHE.split(), "DOT", "SPLITS", "PARTS_A_PHASE")
+_NUMBERS = "capacity:int eps:float scale:float freq_base:float freq_scale:float"
+_TABLE = (
+    *("x", "attn_norm", "wq", "wk", "wv", "wo", "ffn_norm", "wg", "wu", "wd", "positions"),
+    *("factors", "k_cache", "v_cache", "scratch", "y"),
+)
+"""The operands of a layer, as `Layer` of `cl/layer.h` has them."""
 
 LAYER_ROW = KernelDefinition(
     name="layer_row",
     source="layer_row.cl",
     entry_point="layer_row",
-    params=(*_TYPES.split(), "HIDDEN", "FFN", *_CACHE.split(), "DOT", "SPLITS", "PARTS_A_PHASE"),
+    params=_PARAMS,
     args=arguments(
-        "m:int capacity:int x_offset:int y_offset:int eps:float scale:float freq_base:float "
-        "freq_scale:float x:buffer attn_norm:buffer wq:buffer wk:buffer wv:buffer wo:buffer "
-        "ffn_norm:buffer wg:buffer wu:buffer wd:buffer positions:buffer factors:buffer "
-        "k_cache:buffer v_cache:buffer scratch:buffer state:buffer y:buffer"
+        f"m:int {_NUMBERS} x_offset:int y_offset:int "
+        f"{' '.join(f'{name}:buffer' for name in _TABLE)} state:buffer"
     ),
 )
+LAYER_STACK = KernelDefinition(
+    name="layer_stack",
+    source="layer_stack.cl",
+    entry_point="layer_stack",
+    params=_PARAMS,
+    args=arguments(f"m:int {_NUMBERS} layers:int addresses:buffer state:buffer"),
+)
+DEFINITIONS = (LAYER_ROW, LAYER_STACK)
 
 _ARGS = {
     "mul_mat_vec": "m x_offset r_offset y_offset eps x norm_w w0 w1 w2 residual y",
@@ -101,11 +121,10 @@ def fuse_layer(
                 definition=LAYER_ROW.name, params=_params(steps, parts), local_size=(1,)
             ),
             args=(
-                1,
-                *(attention.args["capacity"], qkv.args["x_offset"], down.args["y_offset"]),
-                *(qkv.args["eps"], attention.args["scale"]),
+                *(1, attention.args["capacity"], qkv.args["eps"], attention.args["scale"]),
                 *(attention.args["freq_base"], attention.args["freq_scale"]),
-                *(argument.name for argument in LAYER_ROW.args if argument.kind == "buffer"),
+                *(qkv.args["x_offset"], down.args["y_offset"]),
+                *(*_TABLE, "state"),
             ),
             global_size=(traits.compute_units,),
             writes=("k_cache", "v_cache", "scratch", "state", "y"),
@@ -115,6 +134,44 @@ def fuse_layer(
         slots={name: steps[step].slot(argument) for name, (step, argument) in operands.items()},
         scratch_bytes=4 * _scratch_floats(heads, hidden, ffn),
     )
+
+
+def stacks(launches: Sequence[Launch], slots: Sequence[Mapping[str, int]]) -> list[range]:
+    """Which launches can be one: runs of layers that differ in nothing but memory."""
+    found: list[range] = []
+    for at, (launch, held) in enumerate(zip(launches, slots, strict=True)):
+        if launch.variant.definition != LAYER_ROW.name or launch.args[6:8] != (0, 0):
+            continue
+        run = found[-1] if found else range(0)
+        first = run.start
+        if (
+            0 < run.stop == at
+            and len(run) < LAYERS
+            and launches[first].variant == launch.variant
+            and launches[first].args == launch.args
+            and all(slots[first][name] == held[name] for name in ("positions", "factors"))
+        ):
+            found[-1] = range(first, at + 1)
+        else:
+            found.append(range(at, at + 1))
+    # A kernel that some stack needs serves single layers as well.
+    needed = {launches[run.start].variant for run in found if len(run) > 1}
+    return [run for run in found if launches[run.start].variant in needed]
+
+
+def stack(launches: Sequence[Launch], slots: Sequence[Mapping[str, int]]) -> FusedProgram:
+    """The launches of a run of `stacks` as one."""
+    first = launches[0]
+    numbers = first.args[:6]
+    launch = Launch(
+        variant=replace(first.variant, definition=LAYER_STACK.name),
+        args=(*numbers, len(launches), "addresses", "state"),
+        global_size=first.global_size,
+        writes=("state",),
+        flops=sum(launch.flops for launch in launches),
+        nbytes=sum(launch.nbytes for launch in launches),
+    )
+    return addresses.fused(launch, [held[name] for held in slots for name in _TABLE])
 
 
 class _Step(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,17 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
-from hrxmp.kernels import nvidia
+from hrxmp.kernels import addresses, nvidia
+from hrxmp.kernels.addresses import FusedProgram
 from hrxmp.kernels.definition import Argument, DeviceTraits, KernelDefinition
 from hrxmp.kernels.keys import Param, Variant
 from hrxmp.kernels.launch import Launch
 
 INTS, FLOATS = 40, 10
 """Arguments of each kind, as in `cl/nv_arguments.h`."""
-ADDRESSES = 60
-"""Buffers of one launch of `cl/nv_addresses.cl`."""
 STEPS = 12
 _WIDTH = 16
 _LX = 512
@@ -32,7 +29,6 @@ _PRODUCT = ("W0", "W1", "W2", "K", "N0", "N1", "N2", "EPILOGUE", "NORM", "PACKED
 _ARGUMENTS = {d.name: [argument.name for argument in d.args] for d in nvidia.DEFINITIONS}
 _INT_NAMES = [f"i{n:02}" for n in range(INTS)]
 _FLOAT_NAMES = [f"f{n:02}" for n in range(FLOATS)]
-_ADDRESS_NAMES = [f"b{n:02}" for n in range(ADDRESSES)]
 
 DEFINITIONS = (
     KernelDefinition(
@@ -50,30 +46,7 @@ DEFINITIONS = (
             *(Argument(name=name, kind="buffer") for name in ("addresses", "state")),
         ),
     ),
-    KernelDefinition(
-        name="nv_addresses",
-        source="nv_addresses.cl",
-        entry_point="nv_addresses",
-        params=("FORM",),
-        args=(
-            *(Argument(name=name, kind="int") for name in ("count", "first")),
-            *(Argument(name=name, kind="buffer") for name in _ADDRESS_NAMES),
-            Argument(name="table", kind="buffer"),
-        ),
-    ),
 )
-
-
-class FusedProgram(msgspec.Struct, frozen=True, kw_only=True):
-    """One launch for a whole program: operands `addresses` and `state` (zero before and after).
-
-    `first` are launches that come before it once, with their operands' slots; they also take
-    `table`: memory of `table_bytes` that is the program's own, which is `addresses` then.
-    """
-
-    launch: Launch
-    first: tuple[tuple[Launch, dict[str, int]], ...]
-    table_bytes: int
 
 
 class _Plan:
@@ -170,42 +143,19 @@ def _fused(traits: DeviceTraits, plan: _Plan, launches: Sequence[Launch]) -> Fus
         "PLAN": ",".join(map(str, plan.numbers)),
     }
     groups = 1 if traits.is_cpu else traits.compute_units
-    slots = list(plan.buffers)
-    return FusedProgram(
-        launch=Launch(
-            variant=Variant(
-                definition="nv_program", params=tuple(params.items()), local_size=(_LX,)
-            ),
-            args=(
-                *_padded([value for _, value in plan.ints], INTS, 0),
-                *_padded(list(plan.floats), FLOATS, 0.0),
-                *("addresses", "state"),
-            ),
-            global_size=(groups * _LX,),
-            writes=("state",),
-            flops=sum(launch.flops for launch in launches),
-            nbytes=sum(launch.nbytes for launch in launches),
-        ),
-        first=tuple(
-            _addresses(traits, slots[at : at + ADDRESSES], at)
-            for at in range(0, len(slots), ADDRESSES)
-        ),
-        table_bytes=8 * len(slots),
-    )
-
-
-def _addresses(traits: DeviceTraits, slots: list[int], first: int) -> tuple[Launch, dict[str, int]]:
-    """Writes where these slots' buffers lie into the table, from entry `first` on."""
-    names = _ADDRESS_NAMES[: len(slots)]
     launch = Launch(
-        variant=Variant(
-            definition="nv_addresses", params=(("FORM", nvidia.form(traits)),), local_size=(1,)
+        variant=Variant(definition="nv_program", params=tuple(params.items()), local_size=(_LX,)),
+        args=(
+            *_padded([value for _, value in plan.ints], INTS, 0),
+            *_padded(list(plan.floats), FLOATS, 0.0),
+            *("addresses", "state"),
         ),
-        args=(len(slots), first, *_padded(names, ADDRESSES, names[0]), "table"),
-        global_size=(1,),
-        writes=("table",),
+        global_size=(groups * _LX,),
+        writes=("state",),
+        flops=sum(launch.flops for launch in launches),
+        nbytes=sum(launch.nbytes for launch in launches),
     )
-    return launch, dict(zip(names, slots, strict=True))
+    return addresses.fused(launch, list(plan.buffers))
 
 
 def _padded(values: list[Any], count: int, rest: Any) -> list[Any]:

@@ -96,7 +96,7 @@ def test_a_whole_model_as_one_launch(
     for found, expected in pairs:
         assert np.linalg.norm(found - expected) < 1e-4 * np.linalg.norm(expected)
     names = [variant.definition for variant in opened.executor.variants(model.graph(1))]
-    assert names == ["nv_addresses", "nv_program"]
+    assert names == ["addresses", "nv_program"]
     opened.close("ok")
 
 

@@ -12,6 +12,7 @@ from hrxmp.executor.graph_program import GraphProgram, GraphPrograms
 from hrxmp.executor.lowering import lower
 from hrxmp.graph import Graph, Storage, Tensor
 from hrxmp.kernels.definition import DeviceTraits
+from hrxmp.kernels.layer import LAYERS
 from hrxmp.kernels.layout import packed_bytes
 from hrxmp.kernels.mul_mat import weight_layout
 
@@ -32,31 +33,69 @@ def weight(graph: Graph, name: str, n: int, k: int, dtype: DType = DType.Q8_0) -
     )
 
 
-def layer(m: int) -> Graph:
-    """One layer, 4 heads over 2 KV heads of 32, width 128, as models/llama builds it."""
+def layer(m: int, dtypes: tuple[DType, ...] = (DType.Q8_0,)) -> Graph:
+    """Layers, one for each dtype; 4 heads over 2 KV heads of 32, width 128, as models/llama builds
+    them."""
     graph = Graph(uid=m)
     x = graph.input("x", (m, 128))
     positions = graph.input("positions", (m,), DType.I32)
+    for dtype in dtypes:
+        x = one_layer(graph, x, positions, dtype)
+    graph.output(x, "y")
+    return graph
+
+
+def one_layer(graph: Graph, x: Tensor, positions: Tensor, dtype: DType) -> Tensor:
+    m = x.shape[0]
     norm = graph.tensor("norm", (128,), DType.F32, Storage(512))
     h = graph.mul(graph.rms_norm(x, 1e-5), norm)
-    q = graph.mul_mat(weight(graph, "q", 128, 128), h).reshape((m, 4, 32))
-    k = graph.mul_mat(weight(graph, "k", 64, 128), h).reshape((m, 2, 32))
-    v = graph.mul_mat(weight(graph, "v", 64, 128), h).reshape((m, 2, 32))
+    q = graph.mul_mat(weight(graph, "q", 128, 128, dtype), h).reshape((m, 4, 32))
+    k = graph.mul_mat(weight(graph, "k", 64, 128, dtype), h).reshape((m, 2, 32))
+    v = graph.mul_mat(weight(graph, "v", 64, 128, dtype), h).reshape((m, 2, 32))
     q, k = (graph.rope(t, positions, n_dims=32) for t in (q, k))
     caches = [graph.tensor(n, (64, 2, 32), DType.F32, Storage(64 * 256)) for n in "KV"]
     k, v = (graph.set_rows(c, t, positions) for c, t in zip(caches, (k, v), strict=True))
     attended = graph.flash_attn(q, k, v, positions, scale=0.2)
-    x = graph.add(graph.mul_mat(weight(graph, "o", 128, 128), attended), x)
+    x = graph.add(graph.mul_mat(weight(graph, "o", 128, 128, dtype), attended), x)
     h = graph.mul(graph.rms_norm(x, 1e-5), norm)
-    gate = graph.mul_mat(weight(graph, "gate", 256, 128), h)
-    up = graph.mul_mat(weight(graph, "up", 256, 128), h)
-    down = graph.mul_mat(weight(graph, "down", 128, 256), graph.swiglu(gate, up))
-    graph.output(graph.add(down, x), "y")
-    return graph
+    gate = graph.mul_mat(weight(graph, "gate", 256, 128, dtype), h)
+    up = graph.mul_mat(weight(graph, "up", 256, 128, dtype), h)
+    down = graph.mul_mat(weight(graph, "down", 128, 256, dtype), graph.swiglu(gate, up))
+    return graph.add(down, x)
 
 
 def test_a_decode_layer_is_one_launch_where_the_device_has_it() -> None:
     assert names(lower(layer(1), TRAITS, 1)) == ["layer_row"]
+
+
+Q, F = DType.Q8_0, DType.Q4_0
+
+
+def test_layers_that_differ_in_memory_only_are_one_launch() -> None:
+    program = lower(layer(1, (Q, Q, Q)), TRAITS, 1)
+    assert names(program) == ["addresses", "layer_stack"]
+    table, stack = program.commands
+    assert (table.once, stack.once) == (True, False)
+    assert program.own_bytes == (3 * 16 * 8,)
+    assert stack.slots["addresses"] == table.slots["table"]
+    assert stack.launch.args[6] == 3
+    assert stack.launch.flops == 3 * lower(layer(1), TRAITS, 1).commands[0].launch.flops
+
+
+def test_stacks_end_where_layers_differ() -> None:
+    program = lower(layer(1, (Q, Q, F, Q)), TRAITS, 1)
+    # The kernel of the first two serves the last as well; the third needs one of its own anyway.
+    assert names(program) == ["addresses", "layer_stack", "layer_row", "addresses", "layer_stack"]
+    stacks = [c for c in program.commands if c.launch.variant.definition == "layer_stack"]
+    assert [command.launch.args[6] for command in stacks] == [2, 1]
+    tables = [c.slots["addresses"] for c in program.commands if "addresses" in c.slots]
+    assert len(set(tables)) == len(program.own_bytes) == 2
+
+
+def test_a_stack_has_an_end() -> None:
+    program = lower(layer(1, (Q,) * (LAYERS + 2)), TRAITS, 1)
+    stacks = [c.launch.args[6] for c in program.commands if not c.once]
+    assert stacks == [LAYERS, 2]
 
 
 def test_a_layer_whose_inside_somebody_reads_stays_apart() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hrxmp.dtypes import DType
-from hrxmp.kernels import dispatch, nvidia, nvidia_program
+from hrxmp.kernels import addresses, dispatch, nvidia, nvidia_program
 from hrxmp.kernels.definition import DeviceTraits
 from hrxmp.kernels.launch import Launch
 
@@ -60,7 +60,7 @@ def commands(layers: int, capacity: int = 2048, eps: float = 1e-5) -> Commands:
     return launches, slots
 
 
-def fused(*args: object, **options: object) -> nvidia_program.FusedProgram:
+def fused(*args: object, **options: object) -> addresses.FusedProgram:
     found = nvidia_program.fuse(TRAITS, *commands(*args, **options))  # type: ignore[arg-type]
     assert found is not None
     return found

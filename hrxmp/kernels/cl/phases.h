@@ -14,6 +14,8 @@
 #define STATE_LEFT 0
 #define STATE_NEXT(phase) ((1 + 2 * (phase)) * LINE)
 #define STATE_DONE(phase) ((2 + 2 * (phase)) * LINE)
+// The counters as they look to what numbers its phases from `first` on as from 0.
+#define COUNTERS(state, first) ((state) + 2 * (first) * LINE)
 
 // The next part of a phase that is nobody's; `parts` or more when there is none.
 inline int claim(global atomic_int *state, int phase) {

@@ -1,8 +1,6 @@
 // Writes where buffers lie on the device into a table, from entry `first` on: a launch with a table
 // of addresses costs less than one with as many arguments.
 
-#include "nv_form.h"
-
 #define TEN(X, tens)                                                                               \
     X(tens##0) X(tens##1) X(tens##2) X(tens##3) X(tens##4) X(tens##5) X(tens##6) X(tens##7)        \
     X(tens##8) X(tens##9)
@@ -13,7 +11,8 @@
         table[first + at] = (ulong)b##n;                                                           \
     at++;
 
-KERNEL nv_addresses(int count, int first, ALL(ARGUMENT) global ulong *table) {
+__attribute__((reqd_work_group_size(LX, LY, LZ)))
+kernel void addresses(int count, int first, ALL(ARGUMENT) global ulong *table) {
     int at = 0;
     if (get_global_id(0) == 0) {
         ALL(PUT)

@@ -1,0 +1,18 @@
+// Transformer layers for one row in one launch, one after the other, on CPU devices. What they read
+// and write stands in a table.
+
+#include "layer.h"
+
+__attribute__((reqd_work_group_size(LX, LY, LZ)))
+kernel void layer_stack(int m, int capacity, float eps, float scale, float freq_base,
+                        float freq_scale, int layers, global const Layer *addresses,
+                        global atomic_int *state) {
+    local Desk desk;
+    if (m == 0)
+        return;
+    rope_table(addresses->positions[0], freq_base, freq_scale, addresses->factors, desk.cosines,
+               desk.sines);
+    for (int l = 0; l < layers; l++)
+        run_layer(addresses[l], capacity, eps, scale, &desk, COUNTERS(state, l * PHASES));
+    leave(state, layers * PHASES);
+}
