@@ -99,7 +99,7 @@ class Tracer:
             target = self._seq
         return self._delivery.wait_acknowledged(target, timeout_s)
 
-    def close(self, timeout_s: float = 2.0) -> bool:
+    def close(self, timeout_s: float = 5.0) -> bool:
         """Deliver the rest and say goodbye. False when records could not be delivered in time."""
         finished = self._delivery.close(timeout_s)
         with self._lock:

@@ -22,9 +22,12 @@ if TYPE_CHECKING:
 
 # A load that works this long, and this near to what the compiler took, is a compile by the driver:
 # NVIDIA's takes a third to a half of a source build for its PTX, PoCL's first launch more than one.
-# No driver that hands out finished binaries works 50 ms to load one.
-_SLOW_NS, _SLOWEST_NS = 10_000_000, 50_000_000
+# A finished binary takes Intel's driver 5 to 9 ms, and on a machine that is ten times slower ten
+# times that: what the compiler took there says what is long.
+_SLOW_NS, _SLOWEST_NS = 10_000_000, 250_000_000
 _SLOW_SHARE = 0.2
+_USUAL_COMPILE_NS = 250_000_000
+"""Of a kernel whose compile time is not known."""
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,10 +65,11 @@ class KernelTable:
         self._spare[key] = loaded.kernel
         # The lesser of wall and processor time: waiting for a busy machine is no compile.
         slowest = max(min(load), min(launch))
+        share = int(_SLOW_SHARE * (compile_ns or _USUAL_COMPILE_NS))
         return LoadReport(
             load_ns=load[0],
             launch_ns=launch[0],
-            driver_compiled=slowest > max(_SLOW_NS, min(_SLOW_SHARE * compile_ns, _SLOWEST_NS)),
+            driver_compiled=slowest > max(_SLOW_NS, min(share, _SLOWEST_NS)),
         )
 
     def clear(self) -> None:

@@ -71,8 +71,10 @@ class Driver:
         ((1, 1), (165, 165), 80, True),  # PoCL's work-group function at first launch
         ((300, 4), (200, 3), 100, False),  # waited for a busy machine
         ((30, 30), (1, 1), 1000, False),  # a large binary, far from its compile
-        ((60, 60), (1, 1), 10**6, True),  # no driver works so long on a finished binary
-        ((12, 12), (1, 1), 0, True),  # not known what the compile took
+        ((90, 90), (9, 9), 1000, False),  # Intel's, on a machine that is ten times slower
+        ((260, 260), (1, 1), 10**6, True),  # no driver works so long on a finished binary
+        ((12, 12), (1, 1), 0, False),  # not known what the compile took
+        ((52, 52), (1, 1), 0, True),
     ],
 )
 def test_what_counts_as_a_compile_of_the_driver(
