@@ -227,7 +227,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="hrxmp-run",
         usage="hrxmp-run [options] COMMAND ...",
         description="Run a workload: graphs on a GPU through OpenCL, kernels compiled by a pool.",
-        epilog="commands: bench, generate, warm, SCRIPT.py; devices, status, store, keygen; "
+        epilog="commands: bench, generate, tune, warm, SCRIPT.py; devices, status, store, keygen; "
         "`hrxmp-run COMMAND --help`. "
         "Each option has a variable HRXMP_*; see the README.",
     )
@@ -239,6 +239,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--workers", type=int, metavar="N", help="compile workers (0: as cores allow)")
     add("--device", metavar="SPEC", help="index, name, PCI address or UUID")
     add("--cache", metavar="DIR|off", help="kernel store")
+    add("--tuned", choices=("on", "off"), help="use what tune has found (default on)")
     add("--on-compile", choices=("off", "warn", "error"), help="what a compile when warm does")
     add("--warm-after", type=int, metavar="N", help="warm after so many executions")
     add("--aggregator", metavar="ENDPOINT", help="a shared aggregator")

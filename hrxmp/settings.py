@@ -31,6 +31,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cache_layers: Annotated[str, "read-only store folders under it, separated by colons"] = ""
     cache_limit_mb: Annotated[int, "size bound of the kernel store, MB"] = 1024
     cache_strict: Annotated[bool, "an unusable store is an error instead of a warning"] = False
+    tuned: Annotated[bool, "use what `hrxmp-run tune` found; 0 takes the default tiles"] = True
     on_compile: Annotated[OnCompile, "what a compile after warm-up does"] = "off"
     warm_after: Annotated[int, "executions after which the run counts as warm; 0: never"] = 0
     aggregator: Annotated[str, "endpoint of a shared aggregator; empty starts one"] = ""

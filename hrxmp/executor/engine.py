@@ -30,12 +30,14 @@ from hrxmp.executor.lowering import lower
 from hrxmp.executor.memory import Memory
 from hrxmp.executor.prepared_program import PreparedProgram
 from hrxmp.executor.profile import Profile
+from hrxmp.executor.trial import Trial
 from hrxmp.graph import Graph, Storage
 from hrxmp.kernels import build, dispatch
 from hrxmp.kernels.device import Device, DeviceInfo
 from hrxmp.kernels.keys import KeyComponents, Variant
 from hrxmp.kernels.layout import pack, packed_bytes
 from hrxmp.kernels.loader import opencl
+from hrxmp.kernels.tuned import TunedTable
 from hrxmp.trace import Tracer
 
 Array = np.ndarray[Any, Any]
@@ -113,6 +115,7 @@ class Executor:
         self._prepared: OrderedDict[tuple[int, str], PreparedProgram] = OrderedDict()
         self._failed = ""
         self._profile: Profile | None = None
+        self.tuned_table = TunedTable(None, device.key_fields())
 
     # -- memory ------------------------------------------------------------------------------
 
@@ -225,6 +228,10 @@ class Executor:
         """Forget prepared programs and loaded kernels: the next execution starts from the store."""
         self._prepared.clear()
         self._jit.forget()
+
+    def trial(self, graph: Graph) -> Trial:
+        """The launches of a graph one by one, for tuning; their kernels are compiled before."""
+        return Trial(self._device, self._traits, self._memory, self._table, self._want, graph)
 
     # -- executing ---------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from hrxmp.kernels.device import Device, KeyFields, open_device
 from hrxmp.kernels.keys import KeyComponents
 from hrxmp.kernels.loader import prepare_loader
 from hrxmp.kernels.store import Store, open_store
+from hrxmp.kernels.tuned import TunedTable, mapping
 from hrxmp.settings import Settings
 from hrxmp.trace import Tracer, open_tracer
 
@@ -109,13 +110,26 @@ class Session:
         else:
             compiler = PoolCompiler(client, device, settings)
         self._compiler = compiler
+        tuned_table = self._open_tuned(device)
         table = KernelTable(device, settings.sanitizer)
         jit = Jit(table, compiler, self._reasons, guard, self.tracer)
         self._say_begin(device)
         sanitizing = Sanitizing(
             kind=settings.sanitizer, trap=settings.sanitizer_reporting == "trap", say=say
         )
-        return Executor(device, jit, table, guard, self.tracer, sanitizing)
+        executor = Executor(device, jit, table, guard, self.tracer, sanitizing)
+        executor.tuned_table = tuned_table
+        return executor
+
+    def _open_tuned(self, device: Device) -> TunedTable:
+        """The device's tuned choices; from here on its dispatch knows them."""
+        table = TunedTable(self.store.folder, device.key_fields())
+        if self.settings.tuned:
+            winners, why = table.load()
+            device.traits = msgspec.structs.replace(device.traits, tuned=mapping(winners))
+            if why:
+                say(f"the tuned choices of this device are ignored: {why}")
+        return table
 
     def _open_client(self) -> CompileClient | None:
         if not self.settings.async_jit:

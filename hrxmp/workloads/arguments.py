@@ -112,6 +112,19 @@ def add_warm_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", choices=("text", "json"), default="text", help="summary on stdout")
 
 
+def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of tune."""
+    add = parser.add_argument
+    add("-m", "--model", metavar="MODEL", help="file or known name, whose kernels are tuned")
+    add("-ub", "--ubatch-size", type=_count, default=512, metavar="N", help="tokens an execution")
+    add("-ctk", "--cache-type", choices=_CACHE_TYPES, default="f32", help="type of the KV cache")
+    add("-k", "--kernel", metavar="TEXT", help="only kernels with this in their line")
+    add("-r", "--rounds", type=_count, default=9, metavar="N", help="timings of each finalist")
+    add("--list", action="store_true", help="show what was found before, and end")
+    add("--clear", action="store_true", help="forget what was found on this device, and end")
+    add("-o", "--output", choices=("text", "json"), default="text", help="table on stdout")
+
+
 def bench_tests(args: argparse.Namespace) -> list[BenchTest]:
     """The tests that the flags ask for, in llama-bench's order."""
     if not args.model:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "bench": ("time prefill and decode, as llama-bench does", arguments.add_bench_arguments),
     "generate": ("continue a prompt", arguments.add_generate_arguments),
+    "tune": ("find the fastest tile sizes on this device", arguments.add_tune_arguments),
     "warm": ("compile ahead what a model or a run needs", arguments.add_warm_arguments),
 }
 """Commands that need an executor: help, and what adds their flags."""
