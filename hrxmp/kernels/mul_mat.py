@@ -221,8 +221,8 @@ def _tile_choices(traits: DeviceTraits, product: Product, params: Params) -> Cho
     """Tiles whose sums fit 32 vector registers, panels and sums that fit local memory."""
     others = [
         (tile, panel, depth, tokens)
-        for tile, panel in ((6, 4), (12, 2), (4, 4), (8, 2))
-        for depth in (64, 128, 256)
+        for tile, panel in ((6, 4), (12, 2), (4, 4))
+        for depth in (128, 256)
         for tokens in (48, 96, 192)
         if (depth + tokens) * panel * 64 <= min(traits.local_mem_bytes, _TILE_LOCAL_BYTES)
     ]

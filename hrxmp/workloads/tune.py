@@ -62,6 +62,8 @@ class Found(msgspec.Struct, kw_only=True):
     default: dict[str, int]
     best: dict[str, int]
     gain: float = 0.0
+    by_tokens: dict[int, float] = {}
+    """The gain with so many tokens an execution."""
     noise: float = 0.0
     candidates: int
     rejected: list[str]
@@ -154,6 +156,10 @@ def _try(
         if _wins(ratios[choice], found.noise):
             found.best = dict(choice)
             found.gain = 1 / geometric_mean(ratios[choice]) - 1
+            tokens = [size.tokens for size in sizes]
+            found.by_tokens = {
+                n: round(1 / ratio - 1, 4) for n, ratio in zip(tokens, ratios[choice], strict=True)
+            }
             return
 
 
@@ -274,7 +280,8 @@ def _say(item: Found) -> None:
     """Progress, and every option that was rejected."""
     for text in item.rejected:
         sys.stderr.write(f"hrxmp: {item.line}: {text}\n")
-    won = f"{_text(item.best)} gains {item.gain:.1%}" if item.gain else "the default stays"
+    each = ", ".join(f"{gain:.1%} with {n} tokens" for n, gain in item.by_tokens.items())
+    won = f"{_text(item.best)} gains {each}" if item.gain else "the default stays"
     sys.stderr.write(f"hrxmp: {item.line}: {won} (noise {item.noise:.1%})\n")
     sys.stderr.flush()
 
