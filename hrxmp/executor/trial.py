@@ -93,13 +93,20 @@ class Trial:
     def result(self, place: int, launch: Launch) -> list[Array]:
         """What `launch` writes as the command at `place`, after the commands before it."""
         command = self._commands[place]
-        self._launch([*(self._bound(at) for at in range(place)), self.bind(place, launch)])
+        self._launch(self._bound(at) for at in range(place))
+        read = [
+            command.slots[a] for a in launch.args if isinstance(a, str) and a not in launch.writes
+        ]
         found = []
         for name in launch.writes:
-            buffer = self._buffers[command.slots[name]]
-            result = np.empty(command.nbytes.get(name, buffer.size) // 4, np.float32)
-            self._cl.enqueue_copy(self._queue, result, buffer, is_blocking=True)
-            found.append(result)
+            slot = command.slots[name]
+            nbytes = command.nbytes.get(name, self._buffers[slot].size)
+            found.append(np.full(nbytes // 4, np.nan, np.float32))
+            if slot not in read:  # what an earlier launch left must not pass for this one's
+                self._cl.enqueue_copy(self._queue, self._buffers[slot], found[-1])
+        self._launch([self.bind(place, launch)])
+        for name, result in zip(launch.writes, found, strict=True):
+            self._cl.enqueue_copy(self._queue, result, self._buffers[command.slots[name]])
         return found
 
     def bind(self, place: int, launch: Launch) -> Bound:
