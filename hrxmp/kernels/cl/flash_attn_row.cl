@@ -15,7 +15,7 @@ inline void turn_head(local float *x, local const float *cosines, local const fl
 }
 #endif
 
-__attribute__((reqd_work_group_size(LX, LY, LZ)))
+OF_VECTORS
 kernel void flash_attn_row(int m, int capacity, int q_offset, int y_offset, float scale,
                            float freq_base, float freq_scale, global const float *q,
                            global const int *positions, global const float *factors,

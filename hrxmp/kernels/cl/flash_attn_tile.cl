@@ -79,7 +79,7 @@ inline void weigh(local float *score, int visible, local float *top, local float
             vstore16(vload16(p, sum) * keep, p, sum);
 }
 
-__attribute__((reqd_work_group_size(LX, LY, LZ)))
+OF_VECTORS
 kernel void flash_attn_tile(int m, int capacity, int q_stride, int q_offset, int y_stride,
                             int y_offset, float scale, global const float *q,
                             global const cached *k_cache, global const cached *v_cache,

@@ -2,7 +2,7 @@
 
 #include "layer.h"
 
-__attribute__((reqd_work_group_size(LX, LY, LZ)))
+OF_VECTORS
 kernel void layer_row(int m, int capacity, float eps, float scale, float freq_base,
                       float freq_scale, int x_offset, int y_offset, global const float *x,
                       global const float *attn_norm, global const uchar *wq,

@@ -3,7 +3,7 @@
 
 #include "layer.h"
 
-__attribute__((reqd_work_group_size(LX, LY, LZ)))
+OF_VECTORS
 kernel void layer_stack(int m, int capacity, float eps, float scale, float freq_base,
                         float freq_scale, int layers, global const Layer *addresses,
                         global atomic_int *state) {

@@ -162,7 +162,7 @@ inline void take_columns(const int type, local Columns *to, local Shape *shape,
     shape_tiles(SUB(type), shape);
 }
 
-__attribute__((reqd_work_group_size(LX, LY, LZ)))
+OF_VECTORS
 kernel void mul_mat_amx(int m, int x_stride, int x_offset, int r_stride, int r_offset, int y_stride,
                         int y_offset, global const float *x, global const uchar *w0,
                         global const uchar *w1, global const uchar *w2,

@@ -35,7 +35,7 @@ inline Target panel_target(int panel, int part, global const uchar *w0, global c
 DEFINE_MULTIPLY(multiply, global)
 DEFINE_MULTIPLY_ALL(multiply_all, multiply, global)
 
-__attribute__((reqd_work_group_size(LX, LY, LZ)))
+OF_VECTORS
 kernel void mul_mat_tile(int m, int x_stride, int x_offset, int r_stride, int r_offset,
                          int y_stride, int y_offset, global const float *x,
                          global const uchar *w0, global const uchar *w1, global const uchar *w2,

@@ -5,7 +5,7 @@
 #include "dot.h"
 #include "mul_mat.h"
 
-__attribute__((reqd_work_group_size(LX, LY, LZ)))
+OF_VECTORS
 kernel void mul_mat_vec(int m, int x_offset, int r_offset, int y_offset, float eps,
                         global const float *x, global const float *norm_w,
                         global const uchar *w0, global const uchar *w1, global const uchar *w2,
