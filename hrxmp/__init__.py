@@ -14,14 +14,15 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from hrxmp.dtypes import DType
     from hrxmp.errors import HrxmpError
-    from hrxmp.executor.engine import Execution, Executor
+    from hrxmp.executor.engine import Executor
+    from hrxmp.executor.execution import Execution
     from hrxmp.executor.session import connect
     from hrxmp.graph import Graph, Storage, Tensor
     from hrxmp.settings import Settings
 
 _HOME = {
     "DType": "hrxmp.dtypes",
-    "Execution": "hrxmp.executor.engine",
+    "Execution": "hrxmp.executor.execution",
     "Executor": "hrxmp.executor.engine",
     "Graph": "hrxmp.graph",
     "HrxmpError": "hrxmp.errors",

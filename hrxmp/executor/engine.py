@@ -12,15 +12,12 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from time import monotonic_ns
-from typing import Any
-
-import msgspec
-import numpy as np
 
 from hrxmp import records
 from hrxmp.dtypes import DType
-from hrxmp.errors import DeviceError, ErrorInfo, HrxmpError
+from hrxmp.errors import DeviceError, HrxmpError
 from hrxmp.executor.counts import EngineStats, GraphCounts
+from hrxmp.executor.execution import Array, Compiled, Execution, Run, info
 from hrxmp.executor.findings import Sanitizing
 from hrxmp.executor.graph_program import GraphProgram, GraphPrograms
 from hrxmp.executor.guard import Guard
@@ -40,52 +37,7 @@ from hrxmp.kernels.loader import opencl
 from hrxmp.kernels.tuned import TunedTable
 from hrxmp.trace import Tracer
 
-Array = np.ndarray[Any, Any]
 _PREPARED_KEPT = 64
-
-
-class Execution(msgspec.Struct, frozen=True, kw_only=True):
-    """What one graph execution gave, and what it cost."""
-
-    exec_id: int
-    outputs: dict[str, Array]
-    counts: GraphCounts
-    dur_ns: int
-    replayed: bool
-
-
-class Compiled(msgspec.Struct, frozen=True, kw_only=True):
-    """What having kernels compiled ahead cost, and those that could not be had."""
-
-    counts: GraphCounts
-    failed: tuple[HrxmpError, ...]
-
-
-class _Run(msgspec.Struct, kw_only=True):
-    """An execution under way, as its `graph-end` will tell it."""
-
-    cause: Cause
-    uid: int
-    program: int = 0
-    program_hit: bool = False
-    prepared_hit: bool = False
-    replayed: bool = False
-    error: ErrorInfo | None = None
-    dur_ns: int = 0
-
-    def columns(self) -> dict[str, Any]:
-        """What `graph-end` says."""
-        return {
-            "uid": self.uid,
-            "outcome": "failed" if self.error else "ok",
-            "error": self.error,
-            "program": self.program,
-            "program_hit": self.program_hit,
-            "prepared_hit": self.prepared_hit,
-            "replayed": self.replayed,
-            "dur_ns": self.dur_ns,
-            **self.cause.counts.as_dict(),
-        }
 
 
 class Executor:
@@ -141,12 +93,16 @@ class Executor:
         self._memory.upload(storage, array)
         return storage
 
-    def upload_weight(self, name: str, raw: Array, dtype: DType, shape: tuple[int, ...]) -> Storage:
+    def upload_weight(
+        self, name: str, raw: Array, dtype: DType, shape: tuple[int, ...],
+        storage: Storage | None = None,
+    ) -> Storage:  # fmt: skip
         """Device memory with a weight, arranged as the device's kernels want it.
 
-        `raw` holds ggml's bytes (uint8) of `shape`, numpy order; it is read in pieces.
+        `raw` holds ggml's bytes (uint8) of `shape`, numpy order; it is read in pieces. `storage` is
+        what `weight_storage` gave for it, if it did.
         """
-        storage = self.weight_storage(name, dtype, shape)
+        storage = storage or self.weight_storage(name, dtype, shape)
         if len(shape) == 2:
             raw = pack(storage.layout, dtype, shape[0], shape[1], raw)
         self._memory.upload(storage, raw)
@@ -219,10 +175,21 @@ class Executor:
                 self._jit.need(key, cause)
         return Compiled(counts=cause.counts, failed=tuple(failed))
 
+    def prefetch(self, graph: Graph) -> None:
+        """Ask for a graph's kernels on nobody's behalf, where a pool can compile them meanwhile."""
+        if self._jit.asynchronous:
+            cause = Cause(exec_id=None, counts=GraphCounts())
+            self._jit.ask(self._wants(self._program(graph, None)).values(), cause)
+
     @property
     def stores(self) -> bool:
         """Whether compiled kernels are kept on disk."""
         return self._jit.stores
+
+    @property
+    def guarded(self) -> bool:
+        """Whether `--on-compile` or `no_compiles` says that compiles matter."""
+        return self._guard.mode != "off"
 
     def forget_kernels(self) -> None:
         """Forget prepared programs and loaded kernels: the next execution starts from the store."""
@@ -251,7 +218,7 @@ class Executor:
             raise DeviceError(f"this executor's device failed before: {self._failed}")
         self.stats.executions += 1
         exec_id = self.stats.executions
-        run = _Run(cause=Cause(exec_id=exec_id, counts=GraphCounts()), uid=graph.uid)
+        run = Run(cause=Cause(exec_id=exec_id, counts=GraphCounts()), uid=graph.uid)
         begin = monotonic_ns()
         tracer = self.tracer
         if tracer is not None:
@@ -270,7 +237,7 @@ class Executor:
         )
 
     def _run(
-        self, graph: Graph, inputs: Mapping[str, Array], upcoming: Graph | None, run: _Run
+        self, graph: Graph, inputs: Mapping[str, Array], upcoming: Graph | None, run: Run
     ) -> dict[str, Array]:
         program = self._program(graph, run)
         prepared = self._prepared_for(program, graph, run)
@@ -302,7 +269,7 @@ class Executor:
             self._jit.ask(wanted.values(), cause)
             self._jit.expect([item.key for item in wanted.values()])
             if upcoming is not None:
-                self._prefetch(upcoming)
+                self.prefetch(upcoming)
             prepared.launch_all()
             for command in program.commands[prepared.bound :]:
                 key = wanted[command.launch.variant].key
@@ -312,13 +279,7 @@ class Executor:
             self._jit.abandon([item.key for item in wanted.values()])
             raise
 
-    def _prefetch(self, graph: Graph) -> None:
-        """Ask for a graph's kernels on nobody's behalf; only a pool can compile meanwhile."""
-        if self._jit.asynchronous:
-            cause = Cause(exec_id=None, counts=GraphCounts())
-            self._jit.ask(self._wants(self._program(graph, None)).values(), cause)
-
-    def _program(self, graph: Graph, run: _Run | None) -> GraphProgram:
+    def _program(self, graph: Graph, run: Run | None) -> GraphProgram:
         program = self._programs.find(graph)
         hit = program is not None
         if program is None:
@@ -331,7 +292,7 @@ class Executor:
             run.program, run.program_hit = program.program, hit
         return program
 
-    def _prepared_for(self, program: GraphProgram, graph: Graph, run: _Run) -> PreparedProgram:
+    def _prepared_for(self, program: GraphProgram, graph: Graph, run: Run) -> PreparedProgram:
         key = program.program, graph.memory_key()
         prepared = self._prepared.get(key)
         if prepared is not None:
@@ -370,8 +331,8 @@ class Executor:
             self._wanted[variant] = wanted
         return wanted
 
-    def _finish(self, run: _Run, begin: int, error: BaseException | None) -> int:
-        run.dur_ns, run.error = monotonic_ns() - begin, _info(error)
+    def _finish(self, run: Run, begin: int, error: BaseException | None) -> int:
+        run.dur_ns, run.error = monotonic_ns() - begin, info(error)
         if not run.replayed:
             self.totals.add(run.cause.counts)
         self._guard.execution_done(self.stats.executions)
@@ -390,11 +351,3 @@ def _collected(errors: list[HrxmpError]) -> Iterator[None]:
         yield
     except HrxmpError as error:
         errors.append(error)
-
-
-def _info(error: BaseException | None) -> ErrorInfo | None:
-    if error is None:
-        return None
-    if isinstance(error, HrxmpError):
-        return error.info()
-    return ErrorInfo(code=type(error).__name__, message=str(error))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hrxmp.dtypes import DType
 from hrxmp.errors import ModelError, UsageError
 from hrxmp.graph import Graph, Storage
-from hrxmp.models.gguf_file import GgufFile, GgufTensor
+from hrxmp.models.gguf_file import GgufFile
 from hrxmp.models.llama import KvCache, LlamaConfig, LlamaWeights, build_graph, check_tensors
 from hrxmp.models.sampling import Sampler
 
@@ -73,17 +73,21 @@ class LlamaModel:
         context: int | None = None,
         ubatch: int = DEFAULT_UBATCH,
         kv_dtype: DType = DType.F32,
+        prompt: int = 0,
     ) -> LlamaModel:
         """Check the file, upload its weights, allocate the cache.
 
-        `context`: the most tokens of the sequence; None is the model's own. Raises ModelError.
+        `context`: the most tokens of the sequence; None is the model's own. `prompt`: tokens of the
+        first prefill, whose kernels are then compiled while the weights are uploaded, unless
+        somebody wants to see what compiles. Raises ModelError.
         """
         file = path if isinstance(path, GgufFile) else GgufFile.open(path)
         config = LlamaConfig.from_gguf(file)
         check_tensors(file, config)
         limit = _context(file, config, context)
-        storages = _upload_all(executor, file)
-        return cls(
+        tensors = file.tensors.values()
+        storages = {t.name: executor.weight_storage(t.name, t.dtype, t.shape) for t in tensors}
+        model = cls(
             executor,
             file,
             config,
@@ -92,6 +96,10 @@ class LlamaModel:
             context=limit,
             ubatch=ubatch,
         )
+        if prompt and not executor.guarded:
+            executor.prefetch(model.graph(min(prompt, ubatch), logits=prompt <= ubatch))
+        _upload_all(executor, file, storages)
+        return model
 
     def prefill(self, tokens: Sequence[int], *, logits: bool = True) -> Logits | None:
         """Append `tokens` in micro-batches; logits [n_vocab] of the last one when wanted."""
@@ -208,21 +216,14 @@ def _allocate(executor: Executor, config: LlamaConfig, capacity: int, dtype: DTy
     )
 
 
-def _upload_all(executor: Executor, file: GgufFile) -> dict[str, Storage]:
+def _upload_all(executor: Executor, file: GgufFile, storages: dict[str, Storage]) -> None:
     """Every tensor on the device; the file's pages are given back as it goes."""
-    storages: dict[str, Storage] = {}
     read = 0
     for tensor in file.tensors.values():
-        storages[tensor.name] = _upload(executor, tensor)
+        storage = storages[tensor.name]
+        executor.upload_weight(tensor.name, tensor.data, tensor.dtype, tensor.shape, storage)
         read += tensor.data.nbytes
         if read > _RELEASE_BYTES:
             file.release()
             read = 0
     file.release()
-    return storages
-
-
-def _upload(executor: Executor, tensor: GgufTensor) -> Storage:
-    if len(tensor.shape) == 1:  # norms and rope factors: checked to be f32
-        return executor.upload(tensor.data.view(np.float32))
-    return executor.upload_weight(tensor.name, tensor.data, tensor.dtype, tensor.shape)

@@ -241,8 +241,11 @@ class Book:
         job = self.jobs[request.body.key]
         del job.requests[request.ident]
         if job.owner is not None and job.owner.ident == request.ident:
-            if job.begun:
-                self._end(job, replace(failure, compiler_started=True))
+            if not job.begun:  # a pair of records for it too, or nothing would say how it ended
+                self.out.append(
+                    Begin(request=job.owner, worker=job.worker, attempt=job.attempt, queue_ns=0)
+                )
+            self._end(job, replace(failure, compiler_started=job.begun))
             job.owner = None
         if not job.requests and not job.worker:
             del self.jobs[request.body.key]

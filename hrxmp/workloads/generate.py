@@ -42,7 +42,7 @@ class Times(msgspec.Struct, kw_only=True):
 
     def add(self, execution: Execution) -> None:
         """Add one execution's counts."""
-        self.compiles += execution.counts.compiles
+        self.compiles += execution.counts.compiles + execution.counts.joins  # the prefetched ones
         self.wait_ns += execution.counts.wait_ns
 
     def line(self, prompt: int, produced: int) -> str:
@@ -76,6 +76,7 @@ def main(args: argparse.Namespace, executor: Executor) -> int:
         context=args.ctx_size or _context(file, len(prompt), count),
         ubatch=args.ubatch_size,
         kv_dtype=DType.from_label(args.cache_type),
+        prompt=len(prompt),
     )
     model.on_execution = times.add
     times.loaded = time.perf_counter_ns()
