@@ -290,6 +290,9 @@ def _print(found: list[Found], output: str) -> None:
     if output == "json":
         sys.stdout.write(json.dumps([msgspec.to_builtins(item) for item in found]) + "\n")
         return
+    if not found:
+        sys.stdout.write("nothing: no kernel was tuned\n")
+        return
     form = "{:36.36} {:>13.13} {:>13.13} {:>5} {:>3} {:>3}\n"
     sys.stdout.write(form.format("kernel", "default", "best", "gain", "of", "bad"))
     for item in found:

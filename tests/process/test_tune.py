@@ -125,6 +125,7 @@ def test_tuned_choices_can_be_listed_and_removed(tuned: Tuned) -> None:
     assert table.code == 0 and table.stdout.startswith("kernel")
     assert max(len(line) for line in table.stdout.splitlines()) <= 80
     cleared = tuned.run("tune", "--clear")
+    assert "nothing" in tuned.run("tune", "--list").stdout
     assert cleared.code == 0 and not list(tuned.store.glob("tuned-*.json"))
     assert "none" in tuned.run("tune", "--clear").stdout
     (tuned.store / name).write_bytes(kept)
