@@ -158,8 +158,12 @@ def _key_fields(info: DeviceInfo, handle: cl.Device) -> KeyFields:
 
 
 def _exact_names(info: DeviceInfo) -> set[str]:
-    names = {str(info.index), info.pci, info.pci.removeprefix("0000:"), info.uuid, info.label}
-    return {name.lower() for name in names if name}
+    names = {str(info.index), info.label}
+    if info.pci:  # also as nvidia-smi writes it, with a domain of eight digits
+        names |= {info.pci, info.pci.removeprefix("0000:"), f"0000{info.pci}"}
+    if info.uuid:
+        names |= {info.uuid, f"GPU-{info.uuid}"}
+    return {name.lower() for name in names}
 
 
 def _exact_spec(info: DeviceInfo, infos: list[DeviceInfo]) -> str:
@@ -264,9 +268,9 @@ def _traits(info: DeviceInfo, handle: cl.Device) -> DeviceTraits:
 def _pci(handle: cl.Device) -> str:
     if "cl_nv_device_attribute_query" not in handle.extensions:
         return ""
-    slot = handle.pci_slot_id_nv
+    # NVIDIA's slot is the device's number alone, without the function: 6 for 00:06.0.
     domain = getattr(handle, "pci_domain_id_nv", 0)
-    return f"{domain:04x}:{handle.pci_bus_id_nv:02x}:{slot >> 3:02x}.{slot & 7}"
+    return f"{domain:04x}:{handle.pci_bus_id_nv:02x}:{handle.pci_slot_id_nv:02x}.0"
 
 
 _UUID_KHR = 0x106A  # CL_DEVICE_UUID_KHR, which pyopencl neither names nor decodes

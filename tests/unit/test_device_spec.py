@@ -36,7 +36,8 @@ DEVICES = [
     ("spec", "index"),
     [
         ("0", 0), ("3", 3), (" 1 ", 1), ("0000:b3:00.0", 1), ("b3:00.0", 1), ("B3:00.0", 1),
-        ("0A1B", 0), ("pthread", 3), ("portable", 3), ("Intel(R) OpenCL / Xeon", 2),
+        ("0A1B", 0), ("GPU-0a1b", 0), ("00000000:B3:00.0", 1), ("pthread", 3), ("portable", 3),
+        ("Intel(R) OpenCL / Xeon", 2),
     ],
 )  # fmt: skip
 def test_spec_means_one_device(spec: str, index: int) -> None:
