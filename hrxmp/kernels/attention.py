@@ -16,11 +16,10 @@ from hrxmp.errors import UnsupportedError
 from hrxmp.kernels import nvidia
 from hrxmp.kernels.choices import Choices, choices
 from hrxmp.kernels.definition import DeviceTraits, KernelDefinition, arguments
-from hrxmp.kernels.keys import Param, Variant
+from hrxmp.kernels.keys import Params, Variant
 from hrxmp.kernels.launch import Launch
 
 RopeMode = Literal["norm", "neox"]
-Params = tuple[tuple[str, Param], ...]
 
 _TILES = (6, 32), (6, 8), (6, 16), (6, 64), (4, 16), (4, 32)
 """Rows that are multiplied at once, and tokens a work-group; the default first."""
@@ -208,13 +207,14 @@ def _rows(
     """Attention of many rows: tiles on CPU devices, else a work-group for each row and head."""
     tiled = traits.is_cpu and heads.head_dim % 64 == 0
     lanes = 1 if traits.is_cpu else 32
-    options = _tile_choices(traits, heads) if tiled else None
+    params = heads.params()
+    options = _tile_choices(heads, params, traits.local_mem_bytes) if tiled else None
     tile = options.pick(traits.tuned) if options else {}
     operands = ("q", "k_cache", "v_cache", "positions", "y")
     return Launch(
         variant=Variant(
             definition="flash_attn_tile" if tiled else "flash_attn",
-            params=(*heads.params(), *tile.items()),
+            params=(*params, *tile.items()),
             local_size=(lanes, 1),
         ),
         args=(m, heads.kv_capacity, *strides, scale, *operands),
@@ -228,12 +228,12 @@ def _rows(
     )
 
 
-def _tile_choices(traits: DeviceTraits, heads: _Heads) -> Choices:
+def _tile_choices(heads: _Heads, params: Params, local_bytes: int) -> Choices:
     """The tiles whose queries, sums and scores fit local memory beside keys and values."""
     shared, held = heads.n_heads // heads.n_kv_heads, 8 * heads.head_dim
-    room = traits.local_mem_bytes - 64 * held
+    room = local_bytes - 64 * held
     fit = [row for row in _TILES[1:] if row[1] * shared * (held + 264) <= room]
-    return choices("flash_attn_tile", heads.params(), "TILE TOKENS", _TILES[0], *fit)
+    return choices("flash_attn_tile", params, "TILE TOKENS", _TILES[0], *fit)
 
 
 def rope_flash_attn(

@@ -7,8 +7,11 @@ the one that the device's tuned table names for this subject; without a table it
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import msgspec
+
+from hrxmp.kernels.keys import Params
 
 Choice = tuple[tuple[str, int], ...]
 """Values of specialisation parameters by name; LX, LY, LZ are the local size."""
@@ -24,13 +27,14 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
 
     def pick(self, tuned: Mapping[str, Choice]) -> dict[str, int]:
         """The tuned option where it is one of them, else the default."""
-        wanted = tuned.get(self.subject, ())
+        wanted = tuned.get(self.subject, self.options[0])
         return dict(wanted if wanted in self.options else self.options[0])
 
 
+@lru_cache(maxsize=1024)  # each layer of a model asks for the same ones
 def choices(
     definition: str,
-    params: tuple[tuple[str, int | str], ...],
+    params: Params,
     names: str,
     *options: tuple[int, ...],
 ) -> Choices:

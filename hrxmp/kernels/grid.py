@@ -7,7 +7,7 @@ dimensions only, never from the number of rows.
 from __future__ import annotations
 
 from hrxmp.kernels.definition import DeviceTraits, KernelDefinition, arguments
-from hrxmp.kernels.keys import Param, Variant
+from hrxmp.kernels.keys import Params, Variant
 from hrxmp.kernels.launch import Launch
 
 AXIS_LIMIT = 32768
@@ -35,7 +35,7 @@ def define(name: str, source: str, params: str, args: str, entry: str = "") -> K
 def over_elements(
     traits: DeviceTraits,
     definition: str,
-    params: tuple[tuple[str, Param], ...],
+    params: Params,
     *,
     cols: int,
     rows: int,
@@ -60,7 +60,7 @@ def over_elements(
 def over_rows(
     traits: DeviceTraits,
     definition: str,
-    params: tuple[tuple[str, Param], ...],
+    params: Params,
     *,
     rows: int,
     args: tuple[str | int | float, ...],

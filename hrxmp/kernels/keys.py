@@ -14,12 +14,15 @@ import msgspec
 Param = int | str
 """Value of one specialisation parameter."""
 
+Params = tuple[tuple[str, Param], ...]
+"""Specialisation parameters by name, in the definition's order."""
+
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True):
     """A kernel definition with its specialisation: identity without a device."""
 
     definition: str
-    params: tuple[tuple[str, Param], ...]
+    params: Params
     local_size: tuple[int, ...]
 
     def defines(self) -> str:
@@ -38,7 +41,7 @@ class KeyComponents(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """SHA-256 of the kernel's source text with its includes, in order."""
     entry_point: str
-    params: tuple[tuple[str, Param], ...]
+    params: Params
     local_size: tuple[int, ...]
     build_options: str
     sanitizer: str

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from hrxmp.kernels import addresses
 from hrxmp.kernels.addresses import FusedProgram
 from hrxmp.kernels.definition import DeviceTraits, KernelDefinition, arguments
-from hrxmp.kernels.keys import Param, Variant
+from hrxmp.kernels.keys import Param, Params, Variant
 from hrxmp.kernels.launch import Launch
 
 PHASES = 5
@@ -248,7 +248,7 @@ def _values_flow(steps: list[_Step]) -> bool:
     )
 
 
-def _params(steps: list[_Step], parts: int) -> tuple[tuple[str, Param], ...]:
+def _params(steps: list[_Step], parts: int) -> Params:
     qkv, attention, output, gate_up, down = (step.params for step in steps)
     types = (
         qkv["W0"],

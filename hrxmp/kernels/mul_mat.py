@@ -11,15 +11,13 @@ from hrxmp.errors import UnsupportedError
 from hrxmp.kernels import nvidia
 from hrxmp.kernels.choices import Choices, choices
 from hrxmp.kernels.definition import DeviceTraits, KernelDefinition, arguments
-from hrxmp.kernels.keys import Param, Variant
+from hrxmp.kernels.keys import Param, Params, Variant
 from hrxmp.kernels.launch import Launch
 from hrxmp.kernels.product import MAX_WEIGHTS, OPERANDS, STRIDES, Epilogue, Product, WeightSpec
 
 __all__ = ["MAX_WEIGHTS", "Epilogue", "WeightSpec", "fuses_norm", "mul_mat", "weight_layout"]
 
 LANES = 16
-
-Params = tuple[tuple[str, Param], ...]
 
 _PLAIN = (DType.F32, DType.F16)
 _WEIGHTS = "W0 W1 W2 LAYOUT K N0 N1 N2 EPILOGUE"
@@ -201,7 +199,7 @@ _TILE_LOCAL_BYTES = 120 << 10
 
 def _tile(traits: DeviceTraits, product: Product) -> Launch:
     params = (*_params(product), ("X_STRIDE", product.x[0]))
-    options = _tile_choices(traits, product, params)
+    options = _tile_choices(params, min(traits.local_mem_bytes, _TILE_LOCAL_BYTES))
     tile = options.pick(traits.tuned)
     stored = tile["PANEL"] // (2 if product.epilogue == "swiglu" else 1)
     return Launch(
@@ -217,14 +215,14 @@ def _tile(traits: DeviceTraits, product: Product) -> Launch:
     )
 
 
-def _tile_choices(traits: DeviceTraits, product: Product, params: Params) -> Choices:
+def _tile_choices(params: Params, local_bytes: int) -> Choices:
     """Tiles whose sums fit 32 vector registers, panels and sums that fit local memory."""
     others = [
         (tile, panel, depth, tokens)
         for tile, panel in ((6, 4), (12, 2), (4, 4))
         for depth in (128, 256)
         for tokens in (48, 96, 192)
-        if (depth + tokens) * panel * 64 <= min(traits.local_mem_bytes, _TILE_LOCAL_BYTES)
+        if (depth + tokens) * panel * 64 <= local_bytes
     ]
     return choices("mul_mat_tile", params, "TILE PANEL DEPTH TOKENS", _TILE_DEFAULT, *others)
 
@@ -233,7 +231,9 @@ def _amx(traits: DeviceTraits, product: Product) -> Launch | None:
     """The product on byte tiles, or None where they are not there or the rows do not fit."""
     if not traits.byte_tiles or not product.weights[0].dtype.quantized:
         return None
-    options = _amx_choices(product)
+    params = _params(product)
+    # Gates and ups meet in one work-group, so their sums over k cannot wait in y.
+    options = _amx_choices(params, product.k, whole=product.epilogue == "swiglu")
     if options is None or traits.local_mem_bytes < _LOCAL_BYTES:
         return None
     share = options.pick(traits.tuned)
@@ -246,7 +246,7 @@ def _amx(traits: DeviceTraits, product: Product) -> Launch | None:
     return Launch(
         variant=Variant(
             definition="mul_mat_amx",
-            params=(*_params(product), *share.items()),
+            params=(*params, *share.items()),
             local_size=(1, 1),
         ),
         args=(product.m, *product.strides(), "x", *product.operands()),
@@ -258,17 +258,15 @@ def _amx(traits: DeviceTraits, product: Product) -> Launch | None:
     )
 
 
-def _amx_choices(product: Product) -> Choices | None:
+def _amx_choices(params: Params, k: int, *, whole: bool) -> Choices | None:
     """Shares of k and of the rows that fit local memory; None when not even one tile does."""
-    # Gates and ups meet in one work-group, so their sums over k cannot wait in y.
-    whole = product.epilogue == "swiglu"
-    longest = product.k if whole else min(product.k, _MAX_DEPTH)
+    longest = k if whole else min(k, _MAX_DEPTH)
     depths = [longest] if whole else [longest, *(d for d in (256, 512, 1024) if d < longest)]
     default = min(_amx_tokens(longest), _MAX_TOKENS)
     if default < 16:
         return None
     others = [(d, t) for d in depths for t in (16, 32, 48, 64, 96, 128) if t <= _amx_tokens(d)]
-    return choices("mul_mat_amx", _params(product), "DEPTH TOKENS", (longest, default), *others)
+    return choices("mul_mat_amx", params, "DEPTH TOKENS", (longest, default), *others)
 
 
 def _amx_tokens(depth: int) -> int:
@@ -281,14 +279,13 @@ _MAX_DEPTH, _MAX_TOKENS = 2048, 64
 
 
 def _any(traits: DeviceTraits, product: Product) -> Launch:
+    params = _params(product)
     counts = ((1,),) if traits.is_cpu else ((8,), (2,), (4,))
-    options = choices("mul_mat_any", _params(product), "LY", *counts)
+    options = choices("mul_mat_any", params, "LY", *counts)
     slices = options.pick(traits.tuned)["LY"]
     columns = -(-product.columns // LANES) * LANES
     return Launch(
-        variant=Variant(
-            definition="mul_mat_any", params=_params(product), local_size=(LANES, slices)
-        ),
+        variant=Variant(definition="mul_mat_any", params=params, local_size=(LANES, slices)),
         args=(product.m, *product.strides(), "x", *product.operands()),
         global_size=(columns, product.m * slices),
         writes=("y",),

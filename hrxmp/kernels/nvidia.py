@@ -14,11 +14,9 @@ import msgspec
 from hrxmp.dtypes import DType
 from hrxmp.errors import UnsupportedError
 from hrxmp.kernels.definition import DeviceTraits, KernelDefinition, arguments
-from hrxmp.kernels.keys import Param, Variant
+from hrxmp.kernels.keys import Param, Params, Variant
 from hrxmp.kernels.launch import Launch
 from hrxmp.kernels.product import OPERANDS, STRIDES, Product
-
-Params = tuple[tuple[str, Param], ...]
 
 WARP = 32
 _LX = 512

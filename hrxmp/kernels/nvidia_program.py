@@ -14,7 +14,7 @@ from typing import Any
 from hrxmp.kernels import addresses, nvidia
 from hrxmp.kernels.addresses import FusedProgram
 from hrxmp.kernels.definition import Argument, DeviceTraits, KernelDefinition
-from hrxmp.kernels.keys import Param, Variant
+from hrxmp.kernels.keys import Params, Variant
 from hrxmp.kernels.launch import Launch
 
 INTS, FLOATS = 40, 10
@@ -58,7 +58,7 @@ class _Plan:
         self.ints: dict[tuple[str, int], int] = {("", 1): 0}  # i00 is m: zero in a dry launch
         self.floats: dict[float, int] = {}
         self.buffers: dict[int, int] = {}
-        self.attention: tuple[tuple[str, Param], ...] = ()
+        self.attention: Params = ()
         self.row = 16
 
     def add(self, launch: Launch, slots: Mapping[str, int]) -> None:
