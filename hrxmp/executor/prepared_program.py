@@ -18,12 +18,15 @@ from hrxmp.executor.graph_program import Command, GraphProgram
 from hrxmp.executor.memory import Memory
 from hrxmp.graph import Storage
 from hrxmp.kernels.device import Device
+from hrxmp.kernels.launch import Launch
 from hrxmp.kernels.loader import opencl
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
 Array = np.ndarray[Any, Any]
+Bound = tuple["cl.Kernel", tuple[int, ...], tuple[int, ...]]
+"""A kernel with its arguments, and the sizes to launch it with."""
 
 
 class PreparedProgram:
@@ -45,11 +48,15 @@ class PreparedProgram:
         self.findings = Findings(device, program.commands) if sanitized else None
         self._cl = opencl()
         self._device = device
-        self._buffers = [memory.buffer(storage) for storage in storages]
-        self._buffers += [*memory.arena(program.arena_bytes), memory.state()]
-        self._buffers += [memory.own(nbytes) for nbytes in program.own_bytes]
+        self.buffers = [
+            *(memory.buffer(storage) for storage in storages),
+            *memory.arena(program.arena_bytes),
+            memory.state(),
+            *(memory.own(nbytes) for nbytes in program.own_bytes),
+        ]
+        """By slot."""
         self._bound = 0
-        self._launches: list[tuple[cl.Kernel, tuple[int, ...], tuple[int, ...]]] = []
+        self._launches: list[Bound] = []
         self._held: dict[str, Array] = {}
 
     @property
@@ -69,17 +76,19 @@ class PreparedProgram:
 
     def add(self, command: Command, kernel: cl.Kernel) -> None:
         """Bind the next command to a kernel object of its own, and enqueue it a first time."""
-        launch = command.launch
-        buffers, slots = self._buffers, command.slots
-        args = [buffers[slots[a]] if isinstance(a, str) else a for a in launch.args]
-        if self.findings is not None:
-            args += self.findings.arguments(command, self.bound)
-        kernel.set_args(*args)
-        ready = kernel, launch.global_size, launch.variant.local_size
+        more = self.findings.arguments(command, self.bound) if self.findings is not None else []
+        ready = self.bind(command, command.launch, kernel, *more)
         self._cl.enqueue_nd_range_kernel(self._device.queue, *ready)
         self._bound += 1
         if not command.once:
             self._launches.append(ready)
+
+    def bind(self, command: Command, launch: Launch, kernel: cl.Kernel, *more: Any) -> Bound:
+        """A launch in the place of a command, on its memory; `more` are arguments at the end."""
+        buffers, slots = self.buffers, command.slots
+        args = (buffers[slots[a]] if isinstance(a, str) else a for a in launch.args)
+        kernel.set_args(*args, *more)
+        return kernel, launch.global_size, launch.variant.local_size
 
     def launch_all(self) -> None:
         """Enqueue all commands bound so far, in order."""
@@ -104,7 +113,7 @@ class PreparedProgram:
                 raise GraphError(f"input {name!r}: shape {data.shape} given, {port.shape} expected")
             self._held[name] = data  # the copy may be under way until the outputs are read
             self._cl.enqueue_copy(
-                self._device.queue, self._buffers[port.slot], data,
+                self._device.queue, self.buffers[port.slot], data,
                 dst_offset=port.offset, is_blocking=False,
             )  # fmt: skip
 
@@ -115,7 +124,7 @@ class PreparedProgram:
             for name, port in self.program.outputs.items():
                 found[name] = np.empty(port.shape, port.dtype)
                 self._cl.enqueue_copy(
-                    self._device.queue, found[name], self._buffers[port.slot],
+                    self._device.queue, found[name], self.buffers[port.slot],
                     src_offset=port.offset, is_blocking=True,
                 )  # fmt: skip
             if not found:

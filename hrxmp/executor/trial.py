@@ -17,6 +17,7 @@ from hrxmp.errors import GraphError
 from hrxmp.executor.graph_program import Command
 from hrxmp.executor.lowering import lower
 from hrxmp.executor.memory import Memory
+from hrxmp.executor.prepared_program import Bound, PreparedProgram
 from hrxmp.graph import Graph
 from hrxmp.kernels.choices import Choice, Choices
 from hrxmp.kernels.device import Device
@@ -25,14 +26,11 @@ from hrxmp.kernels.launch import Launch
 from hrxmp.kernels.loader import opencl
 
 if TYPE_CHECKING:
-    import pyopencl as cl
-
     from hrxmp.executor.jit import Wanted
     from hrxmp.executor.kernel_table import KernelTable
     from hrxmp.kernels.definition import DeviceTraits
 
 Array = np.ndarray[Any, Any]
-Bound = tuple["cl.Kernel", tuple[int, ...], tuple[int, ...]]
 
 
 class Trial:
@@ -54,10 +52,8 @@ class Trial:
         self._want = want
         self._graph = graph
         self._program = lower(graph, self._traits, 0)
+        self._prepared = PreparedProgram(self._program, graph.storages(), memory, device)
         self._default: dict[int, Bound] = {}
-        self._buffers = [memory.buffer(storage) for storage in graph.storages()]
-        self._buffers += [*memory.arena(self._program.arena_bytes), memory.state()]
-        self._buffers += [memory.own(nbytes) for nbytes in self._program.own_bytes]
 
     @property
     def variants(self) -> list[Variant]:
@@ -83,16 +79,12 @@ class Trial:
 
     def run(self, inputs: Mapping[str, Array]) -> None:
         """Run the whole graph, so that all its memory holds what it holds in use."""
-        for name, port in self._program.inputs.items():
-            data = np.ascontiguousarray(inputs[name], port.dtype)
-            self._cl.enqueue_copy(
-                self._queue, self._buffers[port.slot], data, dst_offset=port.offset
-            )
+        self._prepared.write_inputs(inputs)
         self._launch(self._bound(at) for at in range(len(self._commands)))
 
     def result(self, place: int, launch: Launch) -> list[Array]:
         """What `launch` writes as the command at `place`, after the commands before it."""
-        command = self._commands[place]
+        command, buffers = self._commands[place], self._prepared.buffers
         self._launch(self._bound(at) for at in range(place))
         read = [
             command.slots[a] for a in launch.args if isinstance(a, str) and a not in launch.writes
@@ -100,21 +92,19 @@ class Trial:
         found = []
         for name in launch.writes:
             slot = command.slots[name]
-            nbytes = command.nbytes.get(name, self._buffers[slot].size)
+            nbytes = command.nbytes.get(name, buffers[slot].size)
             found.append(np.full(nbytes // 4, np.nan, np.float32))
             if slot not in read:  # what an earlier launch left must not pass for this one's
-                self._cl.enqueue_copy(self._queue, self._buffers[slot], found[-1])
+                self._cl.enqueue_copy(self._queue, buffers[slot], found[-1])
         self._launch([self.bind(place, launch)])
         for name, result in zip(launch.writes, found, strict=True):
-            self._cl.enqueue_copy(self._queue, result, self._buffers[command.slots[name]])
+            self._cl.enqueue_copy(self._queue, result, buffers[command.slots[name]])
         return found
 
     def bind(self, place: int, launch: Launch) -> Bound:
         """A launch in the place of a command, on the memory of that command."""
-        buffers, slots = self._buffers, self._commands[place].slots
         kernel = self._table.new_kernel(self._want(launch.variant).key)
-        kernel.set_args(*(buffers[slots[a]] if isinstance(a, str) else a for a in launch.args))
-        return kernel, launch.global_size, launch.variant.local_size
+        return self._prepared.bind(self._commands[place], launch, kernel)
 
     def time(self, bound: Sequence[Bound]) -> int:
         """Nanoseconds of these launches, one after the other, on an idle device."""

@@ -29,7 +29,8 @@ from hrxmp.models.llama import LlamaConfig
 
 if TYPE_CHECKING:
     from hrxmp.executor.engine import Executor
-    from hrxmp.executor.trial import Bound, Trial
+    from hrxmp.executor.prepared_program import Bound
+    from hrxmp.executor.trial import Trial
     from hrxmp.kernels.launch import Launch
 
 Array = np.ndarray[Any, Any]
