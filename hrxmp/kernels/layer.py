@@ -8,6 +8,7 @@ Pure functions of launches and slots, run by the executor's lowering; no device.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 import msgspec
 from msgspec.structs import replace
@@ -29,7 +30,9 @@ _TYPES = "WQ WK WV WO WG WU WD"
 _CACHE = "HEAD_DIM HEADS KV_HEADS KV N_DIMS NEOX FACTORS"
 
 _PARAMS = (*_TYPES.split(), "HIDDEN", "FFN", *_CACHE.split(), "DOT", "SPLITS", "PARTS_A_PHASE")
-_NUMBERS = "capacity:int eps:float scale:float freq_base:float freq_scale:float"
+_NUMBERS = "m:int capacity:int eps:float scale:float freq_base:float freq_scale:float"
+_COMMON = len(_NUMBERS.split())
+"""So many arguments a layer and a stack begin with alike."""
 _TABLE = (
     *("x", "attn_norm", "wq", "wk", "wv", "wo", "ffn_norm", "wg", "wu", "wd", "positions"),
     *("factors", "k_cache", "v_cache", "scratch", "y"),
@@ -42,7 +45,7 @@ LAYER_ROW = KernelDefinition(
     entry_point="layer_row",
     params=_PARAMS,
     args=arguments(
-        f"m:int {_NUMBERS} x_offset:int y_offset:int "
+        f"{_NUMBERS} x_offset:int y_offset:int "
         f"{' '.join(f'{name}:buffer' for name in _TABLE)} state:buffer"
     ),
 )
@@ -51,7 +54,7 @@ LAYER_STACK = KernelDefinition(
     source="layer_stack.cl",
     entry_point="layer_stack",
     params=_PARAMS,
-    args=arguments(f"m:int {_NUMBERS} layers:int addresses:buffer state:buffer"),
+    args=arguments(f"{_NUMBERS} layers:int addresses:buffer state:buffer"),
 )
 DEFINITIONS = (LAYER_ROW, LAYER_STACK)
 
@@ -138,34 +141,33 @@ def fuse_layer(
 
 def stacks(launches: Sequence[Launch], slots: Sequence[Mapping[str, int]]) -> list[range]:
     """Which launches can be one: runs of layers that differ in nothing but memory."""
+    kinds = [_stackable(launch, held) for launch, held in zip(launches, slots, strict=True)]
     found: list[range] = []
-    for at, (launch, held) in enumerate(zip(launches, slots, strict=True)):
-        if launch.variant.definition != LAYER_ROW.name or launch.args[6:8] != (0, 0):
-            continue
-        run = found[-1] if found else range(0)
-        first = run.start
-        if (
-            0 < run.stop == at
-            and len(run) < LAYERS
-            and launches[first].variant == launch.variant
-            and launches[first].args == launch.args
-            and all(slots[first][name] == held[name] for name in ("positions", "factors"))
-        ):
-            found[-1] = range(first, at + 1)
-        else:
-            found.append(range(at, at + 1))
+    for kind, alike in groupby(range(len(kinds)), key=lambda at: kinds[at]):
+        first, *others = alike
+        stop = first + len(others) + 1
+        if kind is not None:
+            found += [range(at, min(at + LAYERS, stop)) for at in range(first, stop, LAYERS)]
     # A kernel that some stack needs serves single layers as well.
     needed = {launches[run.start].variant for run in found if len(run) > 1}
     return [run for run in found if launches[run.start].variant in needed]
 
 
+def _stackable(launch: Launch, held: Mapping[str, int]) -> tuple[object, ...] | None:
+    """What layers of one stack have in common; None of a launch that is no layer, or whose row of
+    x or y does not begin its memory."""
+    offsets = launch.args[_COMMON : _COMMON + 2]
+    if launch.variant.definition != LAYER_ROW.name or offsets != (0, 0):
+        return None
+    return launch.variant, launch.args, held["positions"], held["factors"]
+
+
 def stack(launches: Sequence[Launch], slots: Sequence[Mapping[str, int]]) -> FusedProgram:
     """The launches of a run of `stacks` as one."""
     first = launches[0]
-    numbers = first.args[:6]
     launch = Launch(
         variant=replace(first.variant, definition=LAYER_STACK.name),
-        args=(*numbers, len(launches), "addresses", "state"),
+        args=(*first.args[:_COMMON], len(launches), "addresses", "state"),
         global_size=first.global_size,
         writes=("state",),
         flops=sum(launch.flops for launch in launches),
