@@ -160,15 +160,7 @@ class Book:
     def begin(self, job: Job, now: int) -> None:
         """A compiler starts on the job."""
         job.begun, job.reported_ns = True, now
-        if job.owner is not None:
-            self.out.append(
-                Begin(
-                    request=job.owner,
-                    worker=job.worker,
-                    attempt=job.attempt,
-                    queue_ns=job.queue_ns,
-                )
-            )
+        self._begin(job)
         self.out.extend(_started(job, request) for request in job.requests.values())
 
     def succeeded(self, job: Job, result: Result, now: int) -> None:
@@ -242,13 +234,22 @@ class Book:
         del job.requests[request.ident]
         if job.owner is not None and job.owner.ident == request.ident:
             if not job.begun:  # a pair of records for it too, or nothing would say how it ended
-                self.out.append(
-                    Begin(request=job.owner, worker=job.worker, attempt=job.attempt, queue_ns=0)
-                )
+                self._begin(job)
             self._end(job, replace(failure, compiler_started=job.begun))
             job.owner = None
         if not job.requests and not job.worker:
             del self.jobs[request.body.key]
+
+    def _begin(self, job: Job) -> None:
+        if job.owner is not None:
+            self.out.append(
+                Begin(
+                    request=job.owner,
+                    worker=job.worker,
+                    attempt=job.attempt,
+                    queue_ns=job.queue_ns,
+                )
+            )
 
     def _end(self, job: Job, outcome: Result | Failure) -> None:
         if job.owner is not None:

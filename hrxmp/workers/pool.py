@@ -363,10 +363,10 @@ class Pool:
         its hands, so that one that dies on it at once is known."""
         member = self.crew.members[worker]
         reason = "started" if member.jobs == 1 else "shared"
-        runs = {request.client[0] for request in self.broker.requests_of(worker)}
-        for trace in self._traces.all():
-            if trace.tracer.identity.run_id in runs:
-                trace.worker_start(worker, member.child.pid, reason)
+        for request in self.broker.requests_of(worker):
+            session = self._clients.get(request.client)
+            if session is not None and session.trace is not None:
+                session.trace.worker_start(worker, member.child.pid, reason)
 
     def _status(self, token: int, now: int) -> StatusReply:
         jobs = tuple(self.broker.book.status(now, self.crew.phases()))
