@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -138,11 +137,9 @@ class Run:
 
     def _sleep(self, executor: Child) -> None:
         """Until a process ends, a signal comes, or a service is to be started again."""
-        poller = select.poll()
-        for fd in (executor.fd, self._wake.fd, *(c.fd for c in self._services.values())):
-            poller.register(fd, select.POLLIN)
+        handles = (executor.fd, self._wake.fd, *(c.fd for c in self._services.values()))
         left_ns = min(self._due_ns.values(), default=1 << 62) - mono_ns()
-        poller.poll(max(0, min(1000, left_ns // 1_000_000 + 1)))
+        lifecycle.wait((), handles, max(0, min(1000, left_ns // 1_000_000 + 1)))
         self._wake.clear()
 
     def _bury(self, role: str, child: Child) -> None:

@@ -51,6 +51,7 @@ class Executor:
         guard: Guard,
         tracer: Tracer | None = None,
         sanitizing: Sanitizing | None = None,
+        tuned_table: TunedTable | None = None,
     ) -> None:
         self.stats = EngineStats()
         self.totals = GraphCounts()
@@ -67,7 +68,7 @@ class Executor:
         self._prepared: OrderedDict[tuple[int, str], PreparedProgram] = OrderedDict()
         self._failed = ""
         self._profile: Profile | None = None
-        self.tuned_table = TunedTable(None, device.key_fields())
+        self.tuned_table = tuned_table or TunedTable(None, device.key_fields())
 
     # -- memory ------------------------------------------------------------------------------
 

@@ -117,9 +117,7 @@ class Session:
         sanitizing = Sanitizing(
             kind=settings.sanitizer, trap=settings.sanitizer_reporting == "trap", say=say
         )
-        executor = Executor(device, jit, table, guard, self.tracer, sanitizing)
-        executor.tuned_table = tuned_table
-        return executor
+        return Executor(device, jit, table, guard, self.tracer, sanitizing, tuned_table)
 
     def _open_tuned(self, device: Device) -> TunedTable:
         """The device's tuned choices; from here on its dispatch knows them."""

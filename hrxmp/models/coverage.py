@@ -9,7 +9,7 @@ one kernel; so are two other sizes, lest the short cut ever be wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -17,10 +17,14 @@ from hrxmp.dtypes import DType
 from hrxmp.graph import Graph, Storage
 from hrxmp.models.generator import capacities
 from hrxmp.models.gguf_file import GgufFile, GgufTensor
-from hrxmp.models.llama import KvCache, LlamaConfig, LlamaWeights, build_graph, check_tensors
-
-MakeStorage = Callable[[str, DType, tuple[int, ...]], Storage]
-"""The handle of a weight, arranged as the device wants it."""
+from hrxmp.models.llama import (
+    KvCache,
+    LlamaConfig,
+    LlamaWeights,
+    MakeStorage,
+    build_graph,
+    check_tensors,
+)
 
 
 def all_graphs(
@@ -55,8 +59,7 @@ class _Model:
         make_storage: MakeStorage,
     ) -> None:
         self._config = config
-        storages = {n: make_storage(n, item.dtype, item.shape) for n, item in tensors.items()}
-        self._weights = LlamaWeights(tensors=tensors, storages=storages)
+        self._weights = LlamaWeights.without_memory(tensors, make_storage)
 
     def graphs(self, n_tokens: int, capacity: int, kv_dtype: DType) -> Iterator[Graph]:
         """With logits, and as a prompt's earlier micro-batches, without."""

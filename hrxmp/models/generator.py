@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hrxmp.dtypes import DType
 from hrxmp.errors import ModelError, UsageError
-from hrxmp.graph import Graph, Storage
+from hrxmp.graph import Graph
 from hrxmp.models.gguf_file import GgufFile
 from hrxmp.models.llama import KvCache, LlamaConfig, LlamaWeights, build_graph, check_tensors
 from hrxmp.models.sampling import Sampler
@@ -85,20 +85,19 @@ class LlamaModel:
         config = LlamaConfig.from_gguf(file)
         check_tensors(file, config)
         limit = _context(file, config, context)
-        tensors = file.tensors.values()
-        storages = {t.name: executor.weight_storage(t.name, t.dtype, t.shape) for t in tensors}
+        weights = LlamaWeights.without_memory(file.tensors, executor.weight_storage)
         model = cls(
             executor,
             file,
             config,
-            LlamaWeights(tensors=file.tensors, storages=storages),
+            weights,
             _allocate(executor, config, _capacity(limit), kv_dtype),
             context=limit,
             ubatch=ubatch,
         )
         if prompt and not executor.guarded:
             executor.prefetch(model.graph(min(prompt, ubatch), logits=prompt <= ubatch))
-        _upload_all(executor, file, storages)
+        _upload_all(executor, file, weights)
         return model
 
     def prefill(self, tokens: Sequence[int], *, logits: bool = True) -> Logits | None:
@@ -216,11 +215,11 @@ def _allocate(executor: Executor, config: LlamaConfig, capacity: int, dtype: DTy
     )
 
 
-def _upload_all(executor: Executor, file: GgufFile, storages: dict[str, Storage]) -> None:
+def _upload_all(executor: Executor, file: GgufFile, weights: LlamaWeights) -> None:
     """Every tensor on the device; the file's pages are given back as it goes."""
     read = 0
     for tensor in file.tensors.values():
-        storage = storages[tensor.name]
+        storage = weights.storages[tensor.name]
         executor.upload_weight(tensor.name, tensor.data, tensor.dtype, tensor.shape, storage)
         read += tensor.data.nbytes
         if read > _RELEASE_BYTES:

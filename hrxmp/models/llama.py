@@ -7,7 +7,7 @@ the graph would not use (biases, experts) is refused: leaving them out would giv
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -71,11 +71,23 @@ class LlamaConfig(msgspec.Struct, frozen=True, kw_only=True):
         return config
 
 
+MakeStorage = Callable[[str, DType, tuple[int, ...]], Storage]
+"""The handle of a weight, arranged as the device wants it."""
+
+
 class LlamaWeights(msgspec.Struct, frozen=True, kw_only=True):
     """Where each tensor of the file lies on the device."""
 
     tensors: Mapping[str, GgufTensor]
     storages: Mapping[str, Storage]
+
+    @classmethod
+    def without_memory(
+        cls, tensors: Mapping[str, GgufTensor], make_storage: MakeStorage
+    ) -> LlamaWeights:
+        """Handles only: graphs can be built and lowered, not yet executed."""
+        storages = {n: make_storage(n, item.dtype, item.shape) for n, item in tensors.items()}
+        return cls(tensors=tensors, storages=storages)
 
     def tensor(self, graph: Graph, name: str) -> Tensor:
         """The weight as a leaf of `graph`."""
