@@ -77,7 +77,8 @@ def compare(
         ours.append(hrxmp(model, test, environ))
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     return {
-        "test": test, "hrxmp": statistics.median(ours), "llama.cpp": statistics.median(theirs),
+        "test": test, "rounds": args.rounds,
+        "hrxmp": statistics.median(ours), "llama.cpp": statistics.median(theirs),
         "ratio": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios),
     }  # fmt: skip
 
@@ -121,14 +122,14 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         f"{datetime.now(UTC):%Y-%m-%d}, {cpu}, {os.cpu_count()} threads each; tokens a second, "
         "medians; the ratio is the median of the rounds' ratios (lowest to highest).",
         "",
-        "| model | test | hrxmp | llama.cpp | ratio |",
-        "| --- | --- | ---: | ---: | --- |",
+        "| model | test | hrxmp | llama.cpp | ratio | rounds |",
+        "| --- | --- | ---: | ---: | --- | ---: |",
     ]
     for row in rows:
         spread = f"{row['lowest']:.2f} to {row['highest']:.2f}"
         lines.append(
             f"| {row['model']} | {row['test']} | {row['hrxmp']:.1f} | {row['llama.cpp']:.1f} "
-            f"| **{row['ratio']:.2f}** ({spread}) |"
+            f"| **{row['ratio']:.2f}** ({spread}) | {row['rounds']} |"
         )
     return "\n".join(lines) + "\n\n"
 
