@@ -167,12 +167,14 @@ class Delivery:
         sent = self._send(now)
         if self._closing_ns:
             self._goodbye()
-            if self._finished or now >= self._closing_ns:
+            if now >= self._closing_ns:
                 return True
         self._wait(now, sent)
-        while (message := self._link.receive()) is not None:
+        # What follows the last acknowledgement answers repeats. Heeding it would say hello again,
+        # and the aggregator would take the process's end for a death.
+        while not self._finished and (message := self._link.receive()) is not None:
             self._handle(message.body)
-        return False
+        return self._finished
 
     def _wait(self, now: int, sent: bool) -> None:
         """Sleep until there is something to do: records, an answer, or a time."""

@@ -35,6 +35,8 @@ from hrxmp.records import (
 )
 
 COMMON = ("event", "run", "source", "incarnation", "seq", "t_ns")
+REMEMBERED = 1024
+"""Ended runs whose later records, of a source that outlived its executor, still find their root."""
 
 
 class Counting(SpanExporter):
@@ -92,10 +94,11 @@ class Run:
 
     def close(self, status: str) -> None:
         """End the run, and what is still open in it."""
+        if status != "ok":
+            self.root.set_status(Status(StatusCode.ERROR, status))
         for span in [*self.open.values(), self.root]:
-            if span is self.root and status != "ok":
-                span.set_status(Status(StatusCode.ERROR, status))
-            span.end(self.epoch_ns + self.last_ns)
+            if span.is_recording():
+                span.end(self.epoch_ns + self.last_ns)
         self.open.clear()
 
 
@@ -105,10 +108,11 @@ class Spans:
     def __init__(self, tracer: api.Tracer) -> None:
         self.tracer = tracer
         self.runs: dict[str, Run] = {}
+        self.ended: dict[str, Run] = {}
 
     def take(self, record: Record) -> None:
         """One record, in the order of the trace."""
-        run = self.runs.get(record.run_id)
+        run = self.runs.get(record.run_id) or self.ended.get(record.run_id)
         if run is None:
             run = self.runs[record.run_id] = Run(record.run_id, self.tracer)
         run.last_ns = max(run.last_ns, record.t_ns)
@@ -118,7 +122,7 @@ class Spans:
             case RunEnd():
                 describe(run.root, record)
                 run.close(record.status)
-                del self.runs[record.run_id]
+                self._keep(record.run_id)
             case GraphBegin() | GraphEnd():
                 _graph(run, record)
             case CompileRequested():
@@ -132,7 +136,17 @@ class Spans:
         """End what no record ended."""
         for run in self.runs.values():
             run.close("no run-end")
+        for run in self.ended.values():
+            run.close("ok")
         self.runs.clear()
+        self.ended.clear()
+
+    def _keep(self, run_id: str) -> None:
+        if run_id in self.runs:
+            self.ended[run_id] = self.runs.pop(run_id)
+        while len(self.ended) > REMEMBERED:
+            oldest = next(iter(self.ended))
+            self.ended.pop(oldest).close("ok")
 
 
 def send(records: Iterable[Record], url: str) -> tuple[int, int]:

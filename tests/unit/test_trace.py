@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,7 +14,15 @@ import pytest
 from hrxmp import delivery, trace
 from hrxmp.clock import HybridLogicalClock, mono_ns
 from hrxmp.identity import new_identity
-from hrxmp.messages import Records
+from hrxmp.messages import (
+    Ack,
+    Body,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Records,
+    Welcome,
+)
 from hrxmp.record_lines import Item, RecordLines, edge
 from hrxmp.records import OPENING, Annotation, AnyRecord, GraphBegin, GraphEnd, Lost
 from hrxmp.settings import Settings
@@ -225,3 +234,38 @@ def test_batches_are_cut_by_count_and_by_size() -> None:
     large = [(n, 0, b"x" * 100_000) for n in range(7)]
     assert delivery._cuts(large) == [(0, 3), (3, 6), (6, 7)]
     assert delivery._cuts([]) == []
+
+
+class Aggregator:
+    """A link to an aggregator that got a goodbye twice: the second finds the session ended."""
+
+    def __init__(self) -> None:
+        self.sent: list[type[Body]] = []
+        self.answers: list[Body] = []
+
+    def send(self, body: Body) -> bool:
+        """Take a message; what is answered comes with the next `receive`."""
+        self.sent.append(type(body))
+        if isinstance(body, Hello):
+            self.answers.append(Welcome(heartbeat_ms=1000, liveness=2, next_seq=0))
+        elif isinstance(body, Goodbye):
+            self.answers += [Ack(next_seq=1, ended=True), Heartbeat(state="unknown")]
+        return True
+
+    def receive(self) -> SimpleNamespace | None:
+        """The next answer."""
+        return SimpleNamespace(body=self.answers.pop(0)) if self.answers else None
+
+
+def test_nothing_is_said_after_the_last_acknowledgement(
+    tracer: trace.Tracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even when a repeat is answered: hello would open a session that nobody ends."""
+    made, aggregator = tracer._delivery, Aggregator()
+    monkeypatch.setattr(made, "_link", aggregator, raising=False)
+    monkeypatch.setattr(made, "_wait", lambda _now, _sent: None)
+    tracer.emit(Annotation, label="x")
+    made._closing_ns = mono_ns() + 10**12
+    while not made._step(mono_ns()):
+        pass
+    assert aggregator.sent == [Hello, Records, Goodbye]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import msgspec
+import pytest
 from rich.console import Console
 
 from hrxmp import records
@@ -102,3 +103,29 @@ def test_long_lines_are_folded_where_they_may() -> None:
     folded = main.folded(line, 80)
     assert max(map(len, folded)) <= 80 and len(folded) > 2
     assert " ".join(part.strip() for part in folded) == line
+
+
+def test_what_comes_after_the_end_of_a_run_is_of_the_same_trace() -> None:
+    """A source may outlive its executor; its records must not open a second root."""
+    pytest.importorskip("opentelemetry.sdk.trace")
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from hrxmp.tracetool.otlp import Spans
+
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    spans = Spans(provider.get_tracer("test"))
+    base = {"run_id": "r", "source": "executor", "incarnation": 1, "t_ns": 5}
+    names = {"request": 3, "kernel": "late", "worker": "worker-1", "attempt": 1}
+    spans.take(records.GraphBegin(**base, seq=0, exec_id=1, uid=1, nodes=1))
+    spans.take(records.RunEnd(**base, seq=1, exec_id=None, status="ok", executions=1, totals={}))
+    spans.take(records.CompileBegin(**base, seq=2, exec_id=1, **names, queue_ns=0))
+    spans.close()
+    made = {span.name: span for span in exporter.get_finished_spans()}
+    assert sorted(made) == ["compile late", "execution 1", "run r"]
+    parent = made["compile late"].parent
+    assert parent is not None
+    assert parent.span_id == made["execution 1"].context.span_id
+    assert made["run r"].status.is_unset
