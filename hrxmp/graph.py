@@ -282,7 +282,8 @@ class Graph:
     ) -> Tensor:
         """Causal attention of q [m, heads, d] over caches [capacity, kv_heads, d]: [m, heads * d].
 
-        Query i sees the cache rows 0 to positions[i]; the length is a run-time value.
+        Query i sees the cache rows 0 to positions[i]; the length is a run-time value. Caches are
+        read in place where they are permuted views of [kv_heads, capacity, d], else copied.
         """
         if len(q.shape) != 3 or k.shape != v.shape or len(k.shape) != 3 or q.shape[2] != k.shape[2]:
             raise GraphError(f"flash_attn: {q.describe()}, {k.describe()}, {v.describe()}")

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from hrxmp.executor.node_pass import NodePass
-from hrxmp.executor.operands import index, whole
+from hrxmp.executor.operands import by_heads, index, lies_by_heads, whole
 from hrxmp.graph import Tensor
 from hrxmp.kernels import dispatch
 
@@ -58,9 +58,11 @@ def _rope_with_rows(low: NodePass, node: Tensor) -> RopeRows | None:
                   and _beside(low, x, n.sources[1], width)), None)  # fmt: skip
     if set_v is None or set_v.shape != set_k.shape or set_v.dtype is not set_k.dtype:
         return None
-    caches = [low.builder.place(node.sources[0]) for node in (set_k, set_v)]
-    whole = all(place.offset == 0 for place in caches) and set_k.contiguous and set_v.contiguous
-    return RopeRows(rope_k=rope_k, set_k=set_k, set_v=set_v) if whole else None
+    for stored in (set_k, set_v):
+        place = low.builder.place(stored.sources[0])
+        if place.offset or len(stored.shape) != 3 or not lies_by_heads(stored, place):
+            return None
+    return RopeRows(rope_k=rope_k, set_k=set_k, set_v=set_v)
 
 
 def _beside(low: NodePass, first: Tensor, other: Tensor, offset: int) -> bool:
@@ -110,7 +112,7 @@ def flash_attn(low: NodePass, node: Tensor) -> None:
     q, k, v, positions = node.sources
     low.builder.want(k, v.dtype)
     rows = low.builder.rows(q, axes=1)
-    operands = {"q": rows.place, "k_cache": whole(low, k), "v_cache": whole(low, v)}
+    operands = {"q": rows.place, "k_cache": by_heads(low, k), "v_cache": by_heads(low, v)}
     launch = dispatch.flash_attn(
         low.traits, head_dim=q.shape[2], n_heads=q.shape[1], n_kv_heads=k.shape[1],
         m=q.shape[0], kv_dtype=k.dtype, kv_capacity=k.shape[0], scale=node.params["scale"],

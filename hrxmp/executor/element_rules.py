@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from hrxmp.dtypes import DType
+from hrxmp.errors import UnsupportedError
 from hrxmp.executor.node_pass import NodePass
-from hrxmp.executor.operands import index, layout, row_count, whole
+from hrxmp.executor.operands import index, layout, lies_by_heads, row_count, whole
 from hrxmp.graph import Tensor
 from hrxmp.kernels import dispatch
 
@@ -83,14 +84,21 @@ def get_rows(low: NodePass, node: Tensor) -> None:
 
 def set_rows(low: NodePass, node: Tensor) -> None:
     cache, rows, ids = node.sources
-    target = low.builder.rows(cache, cache.dtype, axes=1)
+    place, size = low.builder.place(cache), cache.dtype.nbytes
     x = low.builder.rows(rows, axes=1)
-    launch = dispatch.set_rows(
-        low.traits, k=cache.size // cache.shape[0], m=ids.shape[0], dst=cache.dtype,
-        cache_rows=cache.shape[0], x_stride=x.stride, x_offset=x.offset,
-        cache_stride=target.stride, cache_offset=target.offset,
-    )  # fmt: skip
-    low.builder.emit(node, launch, x=x.place, ids=index(low, ids), cache=target.place)
+    by_heads = len(cache.shape) == 3 and lies_by_heads(cache, place)
+    if not by_heads and low.builder.rows(cache, cache.dtype, axes=1).place != place:
+        raise UnsupportedError(f"its target {cache.describe()} has rows that are not dense")
+    parts, step = (cache.shape[1], place.strides[1] // size) if by_heads else (1, 0)
+    k = cache.size // cache.shape[0] // parts
+    for part in range(parts):
+        launch = dispatch.set_rows(
+            low.traits, k=k, m=ids.shape[0], dst=cache.dtype, cache_rows=cache.shape[0],
+            x_stride=x.stride, x_offset=x.offset + part * k,
+            cache_stride=place.strides[0] // size,
+            cache_offset=place.offset // size + part * step,
+        )  # fmt: skip
+        low.builder.emit(node, launch, x=x.place, ids=index(low, ids), cache=place)
 
 
 def cpy(low: NodePass, node: Tensor) -> None:

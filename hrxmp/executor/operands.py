@@ -25,6 +25,28 @@ def whole(low: NodePass, tensor: Tensor) -> Place:
     return place
 
 
+def by_heads(low: NodePass, cache: Tensor) -> Place:
+    """A cache [capacity, heads, d] that kernels read head by head, from its memory's first byte."""
+    place = low.builder.place(cache)
+    if not lies_by_heads(cache, place):
+        capacity, _heads, d = cache.shape
+        size = cache.dtype.nbytes
+        target = low.builder.fresh(cache.nbytes, (d * size, capacity * d * size, size))
+        low.builder.copy(cache, place, target)
+        return target
+    if place.offset:
+        raise UnsupportedError(f"its source {cache.describe()} must begin its storage")
+    return place
+
+
+def lies_by_heads(cache: Tensor, place: Place) -> bool:
+    """Whether all rows of a head lie side by side, then those of the next."""
+    capacity, heads, d = cache.shape
+    size = cache.dtype.nbytes
+    row, head, element = place.strides
+    return (row, element) == (d * size, size) and (heads == 1 or head == capacity * row)
+
+
 def index(low: NodePass, ids: Tensor) -> Place:
     """Positions or row numbers, i32, dense from the first byte of their memory."""
     low.builder.want(ids, DType.I32)

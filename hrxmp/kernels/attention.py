@@ -84,7 +84,7 @@ class _Rope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Heads(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of an attention and of its caches [capacity, n_kv_heads * head_dim]."""
+    """Sizes of an attention and of its caches [n_kv_heads, capacity, head_dim]."""
 
     head_dim: int
     n_heads: int
@@ -99,7 +99,7 @@ class _Heads(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_width(self) -> int:
-        """Elements of a row of a cache."""
+        """Elements of k, and of v, of one token."""
         return self.n_kv_heads * self.head_dim
 
     def row_bytes(self) -> int:

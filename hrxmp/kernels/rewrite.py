@@ -219,7 +219,7 @@ class Body:
         vector = _VECTOR.fullmatch(name)
         if vector:
             return _vector_call(name, vector, arguments)
-        if name == "prefetch":
+        if name in ("prefetch", "__builtin_prefetch"):
             return ["(", "(", "void", ")", "0", ")"]
         if _ATOMIC.fullmatch(name) and name not in self._names.functions:
             arguments = [["&", *_at(arguments[0], ["0"])], *arguments[1:]]

@@ -96,7 +96,7 @@ class LlamaWeights(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvCache(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory of past keys and values: per layer [capacity, n_kv_heads, head_dim]."""
+    """The memory of past keys and values: per layer [n_kv_heads, capacity, head_dim]."""
 
     capacity: int
     dtype: DType
@@ -223,9 +223,9 @@ class _Builder:
         )
 
     def store(self, name: str, storage: Storage, rows: Tensor) -> Tensor:
-        shape = (self.cache.capacity, self.config.n_kv_heads, self.config.head_dim)
+        shape = (self.config.n_kv_heads, self.cache.capacity, self.config.head_dim)
         cache = self.graph.tensor(name, shape, self.cache.dtype, storage=storage)
-        return self.graph.set_rows(cache, rows, self.positions)
+        return self.graph.set_rows(cache.permute((1, 0, 2)), rows, self.positions)
 
     def attend(
         self,

@@ -21,16 +21,21 @@ BASE = 10000.0
 def softmax_attention(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, positions: np.ndarray, scale: float
 ) -> np.ndarray:
-    """q [m, heads, d], k and v [capacity, kv heads, d], all float64."""
-    shared = q.shape[1] // k.shape[1]
+    """q [m, heads, d], k and v [kv heads, capacity, d], all float64."""
+    shared = q.shape[1] // k.shape[0]
     result = np.empty_like(q)
     for token, position in enumerate(positions):
         for head in range(q.shape[1]):
-            keys, values = k[: position + 1, head // shared], v[: position + 1, head // shared]
+            keys, values = k[head // shared, : position + 1], v[head // shared, : position + 1]
             scores = keys @ q[token, head] * scale
             weights = np.exp(scores - scores.max())
             result[token, head] = weights / weights.sum() @ values
     return result
+
+
+def by_rows(cache: np.ndarray) -> np.ndarray:
+    """A cache [kv heads, capacity, d] as [capacity, kv heads * d]."""
+    return cache.transpose(1, 0, 2).reshape(cache.shape[1], -1)
 
 
 def rotated(
@@ -70,9 +75,9 @@ def test_attention(
     rng = np.random.default_rng([d, heads, past, m])
     capacity, stride = 160, heads * d + 48
     q = 3 * rng.standard_normal((m, stride)).astype(np.float32)
-    k, v = (rng.standard_normal((capacity, kv_heads * d)).astype(KINDS[kv_dtype]) for _ in "kv")
+    k, v = (rng.standard_normal((kv_heads, capacity, d)).astype(KINDS[kv_dtype]) for _ in "kv")
     positions = (past + np.arange(m)).astype(np.int32)
-    k[past + m :], v[past + m :] = np.nan, np.nan  # rows that nobody may read
+    k[:, past + m :], v[:, past + m :] = np.nan, np.nan  # rows that nobody may read
     launch = flash_attn(
         device.traits,
         head_dim=d,
@@ -92,8 +97,8 @@ def test_attention(
     result = run(launch, operands)["y"]
     expected = softmax_attention(
         q[:, 16 : 16 + heads * d].reshape(m, heads, d).astype(np.float64),
-        k.reshape(capacity, kv_heads, d).astype(np.float64),
-        v.reshape(capacity, kv_heads, d).astype(np.float64),
+        k.astype(np.float64),
+        v.astype(np.float64),
         positions,
         d**-0.5,
     )
@@ -135,7 +140,7 @@ def test_rope_set_rows(
         kv_capacity=capacity,
         factors=with_factors,
     )
-    cache = np.full((capacity, widths[1]), 7.5, KINDS[kv_dtype])
+    cache = np.full((kv_heads, capacity, d), 7.5, KINDS[kv_dtype])
     operands = {"qkv": qkv, "positions": positions, "k_cache": cache, "v_cache": cache}
     if with_factors:
         operands["factors"] = factors
@@ -147,12 +152,13 @@ def test_rope_set_rows(
     step = 1e-3 if kv_dtype is DType.F16 else 0
     allowed = turning_error(qkv, positions)
     assert (np.abs(result["qkv"][:, : widths[0]] - expected_q.reshape(m, -1)) <= allowed).all()
-    off = np.abs(result["k_cache"][positions] - expected_k.reshape(m, -1))
+    keys, values = (by_rows(result[name]) for name in ("k_cache", "v_cache"))
+    off = np.abs(keys[positions] - expected_k.reshape(m, -1))
     assert (off <= allowed + step * np.abs(expected_k.reshape(m, -1))).all()
-    np.testing.assert_allclose(result["v_cache"][positions], v, rtol=step)
+    np.testing.assert_allclose(values[positions], v, rtol=step)
     others = np.setdiff1d(np.arange(capacity), positions)
-    assert (result["k_cache"][others] == 7.5).all()
-    assert (result["v_cache"][others] == 7.5).all()
+    assert (keys[others] == 7.5).all()
+    assert (values[others] == 7.5).all()
 
 
 @pytest.mark.parametrize("kv_dtype", KINDS, ids=lambda d: d.label)
@@ -168,9 +174,9 @@ def test_rope_flash_attn(
     qkv = rng.standard_normal((1, (heads + 2 * kv_heads) * d)).astype(np.float32)
     factors = rng.uniform(1, 8, d // 2).astype(np.float32)
     positions = np.array([position], np.int32)
-    caches = [rng.standard_normal((capacity, kv_heads * d)).astype(KINDS[kv_dtype]) for _ in "kv"]
+    caches = [rng.standard_normal((kv_heads, capacity, d)).astype(KINDS[kv_dtype]) for _ in "kv"]
     for cache in caches:
-        cache[position:] = np.nan
+        cache[:, position:] = np.nan
     launch = rope_flash_attn(
         device.traits,
         head_dim=d,
@@ -195,13 +201,11 @@ def test_rope_flash_attn(
         for x in (q, k)
     ]
     step = 1e-3 if kv_dtype is DType.F16 else 0
-    off = np.abs(result["k_cache"][position] - turned[1].ravel())
+    keys, values = (by_rows(result[name])[position] for name in ("k_cache", "v_cache"))
+    off = np.abs(keys - turned[1].ravel())
     assert (off <= turning_error(qkv, positions)[0] + step * np.abs(turned[1].ravel())).all()
-    np.testing.assert_allclose(result["v_cache"][position], v.ravel(), rtol=step)
-    stored = [
-        result[name].reshape(capacity, kv_heads, d).astype(np.float64)
-        for name in ("k_cache", "v_cache")
-    ]
+    np.testing.assert_allclose(values, v.ravel(), rtol=step)
+    stored = [result[name].astype(np.float64) for name in ("k_cache", "v_cache")]
     expected = softmax_attention(turned[0], *stored, positions, d**-0.5)
     np.testing.assert_allclose(result["y"].ravel(), expected.ravel(), atol=1e-4)
 

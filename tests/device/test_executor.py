@@ -96,6 +96,47 @@ def test_rows_are_written_into_memory_that_outlives_the_graph(executor: Executor
         np.testing.assert_array_equal(got.outputs["cache"], expected)
 
 
+@pytest.mark.parametrize("by_heads", [True, False])
+def test_attention_over_caches_in_either_order(executor: Executor, by_heads: bool) -> None:
+    """Rows go where the cache has them; heads that do not lie together are copied to be read."""
+    graph, (capacity, heads, d, m) = Graph(), (20, 2, 16, 3)
+    past = [array(capacity, heads, d) for _ in "kv"]
+    order = (1, 0, 2) if by_heads else (0, 1, 2)
+    ids = graph.input("positions", (m,), DType.I32)
+    caches = []
+    for name, value in zip("kv", past, strict=True):
+        stored = value.transpose(order)
+        storage = executor.upload(np.ascontiguousarray(stored), name)
+        cache = graph.tensor(name, stored.shape, DType.F32, storage).permute(order)
+        caches.append(graph.set_rows(cache, graph.input(f"new_{name}", (m, heads, d)), ids))
+    q = graph.input("q", (m, 2 * heads, d))
+    graph.output(graph.flash_attn(q, *caches, ids, scale=0.25), "y")
+    graph.output(graph.cont(caches[0]), "cache")
+    positions = np.array([7, 8, 9], np.int32)
+    given = {"q": array(m, 2 * heads, d), "positions": positions}
+    given |= {f"new_{name}": array(m, heads, d) for name in "kv"}
+    got = executor.execute(graph, given).outputs
+    for value, name in zip(past, "kv", strict=True):
+        value[positions] = given[f"new_{name}"]
+    expected = np.empty((m, 2 * heads, d))
+    for row, head in np.ndindex(m, 2 * heads):
+        keys, values = (value[: positions[row] + 1, head // 2] for value in past)
+        weights = np.exp(keys.astype(np.float64) @ given["q"][row, head] * 0.25)
+        expected[row, head] = weights / weights.sum() @ values
+    np.testing.assert_allclose(got["y"].reshape(expected.shape), expected, atol=3e-5)
+    np.testing.assert_array_equal(got["cache"], past[0])
+
+
+def test_rows_that_do_not_lie_together_are_no_target(executor: Executor) -> None:
+    graph = Graph()
+    table = graph.tensor("table", (4, 7), DType.F32, executor.upload(array(4, 7), "table"))
+    ids = graph.input("ids", (2,), DType.I32)
+    graph.output(graph.set_rows(table.permute((1, 0)), graph.input("x", (2, 4)), ids), "y")
+    given = {"x": array(2, 4), "ids": np.array([0, 1], np.int32)}
+    with pytest.raises(UnsupportedError, match="rows that are not dense"):
+        executor.execute(graph, given)
+
+
 def test_the_same_uid_and_structure_reuses_the_program(executor: Executor) -> None:
     before = executor.stats
     start = (

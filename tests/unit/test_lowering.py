@@ -53,7 +53,9 @@ def one_layer(graph: Graph, x: Tensor, positions: Tensor, dtype: DType) -> Tenso
     k = graph.mul_mat(weight(graph, "k", 64, 128, dtype), h).reshape((m, 2, 32))
     v = graph.mul_mat(weight(graph, "v", 64, 128, dtype), h).reshape((m, 2, 32))
     q, k = (graph.rope(t, positions, n_dims=32) for t in (q, k))
-    caches = [graph.tensor(n, (64, 2, 32), DType.F32, Storage(64 * 256)) for n in "KV"]
+    caches = [
+        graph.tensor(n, (2, 64, 32), DType.F32, Storage(64 * 256)).permute((1, 0, 2)) for n in "KV"
+    ]
     k, v = (graph.set_rows(c, t, positions) for c, t in zip(caches, (k, v), strict=True))
     attended = graph.flash_attn(q, k, v, positions, scale=0.2)
     x = graph.add(graph.mul_mat(weight(graph, "o", 128, 128, dtype), attended), x)

@@ -44,19 +44,19 @@ inline float16 last_sums(float16 a, float16 b, float16 c, float16 d) {
 }
 
 // Scores of 16 cache rows from `row` for `count` heads; rows that are not there repeat the last.
-inline void score16(const int count, local Attention *a, int head, global const cached *k_cache,
-                    size_t start, int row, int last, int to) {
+inline void score16(const int count, local Attention *a, int head, global const cached *keys,
+                    int row, int last, int to) {
     float16 fours[TOGETHER][4];
     // Not unrolled: it gains nothing, and takes Intel's compiler ten times as long.
     for (int four = 0; four < 4; four++) {
         float16 product[TOGETHER][4];
 #pragma unroll
         for (int r = 0; r < 4; r++) {
-            size_t at = (size_t)min(row + four * 4 + r, last) * KV_WIDTH + start;
-            fetch_ahead(k_cache + at + FETCH_ROWS * KV_WIDTH, sizeof(cached) * HEAD_DIM);
+            global const cached *key = keys + (size_t)min(row + four * 4 + r, last) * HEAD_DIM;
+            fetch_ahead(key + FETCH_ROWS * HEAD_DIM, sizeof(cached) * HEAD_DIM);
 #pragma unroll
             for (int p = 0; p < PARTS; p++) {
-                float16 part = cache_load16(p, k_cache + at);
+                float16 part = cache_load16(p, key);
 #pragma unroll
                 for (int h = 0; h < count; h++) {
                     float16 query = vload16(p, a->query[head + h]);
@@ -107,13 +107,14 @@ inline void add_values(const int count, local Attention *a, int head,
         for (int p = 0; p < PARTS; p++)
             sum[h][p] = vload16(p, a->sum[head + h]);
     for (int r = 0; r < rows; r++) {
-        fetch_ahead(values + (size_t)(r + FETCH_ROWS) * KV_WIDTH, sizeof(cached) * HEAD_DIM);
+        global const cached *value = values + (size_t)r * HEAD_DIM;
+        fetch_ahead(value + FETCH_ROWS * HEAD_DIM, sizeof(cached) * HEAD_DIM);
 #pragma unroll
         for (int p = 0; p < PARTS; p++) {
-            float16 value = cache_load16(p, values + (size_t)r * KV_WIDTH);
+            float16 part = cache_load16(p, value);
 #pragma unroll
             for (int h = 0; h < count; h++)
-                sum[h][p] = mad((float16)a->score[head + h][r], value, sum[h][p]);
+                sum[h][p] = mad((float16)a->score[head + h][r], part, sum[h][p]);
         }
     }
 #pragma unroll
@@ -123,20 +124,20 @@ inline void add_values(const int count, local Attention *a, int head,
             vstore16(sum[h][p], p, a->sum[head + h]);
 }
 
-// `count` heads from `head` over cache rows first..end; a->query must be scaled already.
-inline void attend(const int count, local Attention *a, int head, size_t start,
-                   global const cached *k_cache, global const cached *v_cache, int first, int end) {
+// `count` heads from `head` over rows first..end of their key head; a->query must be scaled already.
+inline void attend(const int count, local Attention *a, int head, global const cached *keys,
+                   global const cached *values, int first, int end) {
     for (int row = first; row < end; row += ROWS) {
         int rows = min(end - row, ROWS);
         for (int r = 0; r < rows; r += 16)
-            score16(count, a, head, k_cache, start, row + r, end - 1, r);
+            score16(count, a, head, keys, row + r, end - 1, r);
         for (int h = 0; h < count; h++)
             weigh(a, head + h, rows);
-        add_values(count, a, head, v_cache + (size_t)row * KV_WIDTH + start, rows);
+        add_values(count, a, head, values + (size_t)row * HEAD_DIM, rows);
     }
 }
 
-inline void attend_all(local Attention *a, int kv_head, global const cached *k_cache,
+inline void attend_all(local Attention *a, int kv_head, int capacity, global const cached *k_cache,
                        global const cached *v_cache, int first, int end) {
     for (int h = 0; h < SHARED; h++) {
         a->top[h] = -INFINITY;
@@ -144,13 +145,14 @@ inline void attend_all(local Attention *a, int kv_head, global const cached *k_c
         for (int i = 0; i < HEAD_DIM; i++)
             a->sum[h][i] = 0.0f;
     }
-    size_t start = (size_t)kv_head * HEAD_DIM;
+    k_cache += CACHE_ROW(kv_head, 0, capacity);
+    v_cache += CACHE_ROW(kv_head, 0, capacity);
     int head = 0;
     for (; head + TOGETHER <= SHARED; head += TOGETHER)
-        attend(TOGETHER, a, head, start, k_cache, v_cache, first, end);
+        attend(TOGETHER, a, head, k_cache, v_cache, first, end);
 #if SHARED > 1
     for (; head < SHARED; head++)
-        attend(1, a, head, start, k_cache, v_cache, first, end);
+        attend(1, a, head, k_cache, v_cache, first, end);
 #endif
 }
 #endif

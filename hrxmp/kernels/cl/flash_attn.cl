@@ -14,7 +14,6 @@ kernel void flash_attn(int m, int capacity, int q_stride, int q_offset, int y_st
         return;
     int rows = min(positions[token] + 1, capacity);
     q += q_offset + token * q_stride + head * HEAD_DIM;
-    size_t start = head / SHARED * HEAD_DIM;
     float query[HEAD_DIM], sum[HEAD_DIM];
     for (int i = 0; i < HEAD_DIM; i++) {
         query[i] = q[i] * scale;
@@ -22,7 +21,7 @@ kernel void flash_attn(int m, int capacity, int q_stride, int q_offset, int y_st
     }
     float top = -INFINITY, total = 0.0f;
     for (int row = lane; row < rows; row += LX) {
-        size_t at = (size_t)row * KV_WIDTH + start;
+        size_t at = CACHE_ROW(head / SHARED, row, capacity);
         float score = 0.0f;
         for (int i = 0; i < HEAD_DIM; i++)
             score = mad(query[i], cache_load(at + i, k_cache), score);

@@ -36,7 +36,7 @@ kernel void flash_attn_row(int m, int capacity, int q_offset, int y_offset, floa
         turn_head(attention.query[h], cosines, sines);
     if (position >= 0 && position < capacity) {
         global const float *k = q + (HEADS + kv_head) * HEAD_DIM, *v = k + KV_WIDTH;
-        size_t row = (size_t)position * KV_WIDTH + kv_head * HEAD_DIM;
+        size_t row = CACHE_ROW(kv_head, position, capacity);
         for (int i = 0; i < HEAD_DIM; i++)
             key[i] = k[i];
         turn_head(key, cosines, sines);
@@ -49,7 +49,7 @@ kernel void flash_attn_row(int m, int capacity, int q_offset, int y_offset, floa
     for (int h = 0; h < SHARED; h++)
         for (int p = 0; p < PARTS; p++)
             vstore16(vload16(p, attention.query[h]) * scale, p, attention.query[h]);
-    attend_all(&attention, kv_head, k_cache, v_cache, 0, min(position + 1, capacity));
+    attend_all(&attention, kv_head, capacity, k_cache, v_cache, 0, min(position + 1, capacity));
     for (int h = 0; h < SHARED; h++) {
         float total = attention.total[h], inverse = total > 0.0f ? 1.0f / total : 0.0f;
         for (int p = 0; p < PARTS; p++)

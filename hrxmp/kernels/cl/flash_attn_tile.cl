@@ -36,7 +36,7 @@ inline void load_keys(global const cached *k_cache, size_t at, int rows, local f
             float16 v[16];
 #pragma unroll
             for (int i = 0; i < 16; i++)
-                v[i] = cache_load16(p, k_cache + at + (size_t)min(r + i, rows - 1) * KV_WIDTH);
+                v[i] = cache_load16(p, k_cache + at + (size_t)min(r + i, rows - 1) * HEAD_DIM);
             SWAP(8, FIRST8, SECOND8)
             SWAP(4, FIRST4, SECOND4)
             SWAP(2, FIRST2, SECOND2)
@@ -50,7 +50,7 @@ inline void load_keys(global const cached *k_cache, size_t at, int rows, local f
 inline void load_values(global const cached *v_cache, size_t at, int rows, local float *to) {
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < HEAD_DIM / 16; p++)
-            vstore16(cache_load16(p, v_cache + at + (size_t)r * KV_WIDTH), p, to + r * HEAD_DIM);
+            vstore16(cache_load16(p, v_cache + at + (size_t)r * HEAD_DIM), p, to + r * HEAD_DIM);
 }
 
 // Scores of one query -> weights; `visible` columns count. Its sums shrink to the new maximum.
@@ -107,7 +107,7 @@ kernel void flash_attn_tile(int m, int capacity, int q_stride, int q_offset, int
     }
     for (int row = 0; row < end; row += COLUMNS) {
         int rows = min(end - row, COLUMNS);
-        size_t at = (size_t)row * KV_WIDTH + kv_head * HEAD_DIM;
+        size_t at = CACHE_ROW(kv_head, row, capacity);
         load_keys(k_cache, at, rows, keys);
         load_values(v_cache, at, rows, values);
         for (int i = 0; i < queries * PANEL; i++)

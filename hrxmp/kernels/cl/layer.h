@@ -63,10 +63,10 @@ inline void copy_head(local float *to, global const float *from) {
 }
 
 // This row's key and value of one head into the caches.
-inline void store_row(int kv_head, int position, global const float *qkv, local float *key,
-                      local const float *cosines, local const float *sines, global cached *k_cache,
-                      global cached *v_cache) {
-    size_t row = (size_t)position * KV_WIDTH + kv_head * HEAD_DIM;
+inline void store_row(int kv_head, int position, int capacity, global const float *qkv,
+                      local float *key, local const float *cosines, local const float *sines,
+                      global cached *k_cache, global cached *v_cache) {
+    size_t row = CACHE_ROW(kv_head, position, capacity);
     global const float *value = qkv + NQ + NK + kv_head * HEAD_DIM;
     copy_head(key, qkv + NQ + kv_head * HEAD_DIM);
     turn_head(key, cosines, sines);
@@ -155,9 +155,9 @@ inline void run_layer(const Layer l, int capacity, float eps, float scale, local
                 vstore16(vload16(p, attention->query[h]) * scale, p, attention->query[h]);
         }
         if (split == splits - 1 && position >= 0 && position < capacity)
-            store_row(kv_head, position, l.scratch->qkv, desk->key, desk->cosines, desk->sines,
-                      l.k_cache, l.v_cache);
-        attend_all(attention, kv_head, l.k_cache, l.v_cache, rows * split / splits,
+            store_row(kv_head, position, capacity, l.scratch->qkv, desk->key, desk->cosines,
+                      desk->sines, l.k_cache, l.v_cache);
+        attend_all(attention, kv_head, capacity, l.k_cache, l.v_cache, rows * split / splits,
                    rows * (split + 1) / splits);
         for (int h = 0; h < SHARED; h++) {
             global Partial *to = l.scratch->partial + (kv_head * SHARED + h) * SPLITS + split;

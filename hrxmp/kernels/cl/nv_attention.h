@@ -51,7 +51,7 @@ INLINE float score_tile(Seen seen, int start, int count, local float *scores,
             for (int i = lane * 4; i < HEAD_DIM; i += SCORE_LANES * 4)
                 score += dot(vload4(0, seen.query + i), vload4(0, seen.fresh + i));
         } else if (at < count) {
-            global const cached *k = seen.k + (size_t)(start + at) * KV_WIDTH;
+            global const cached *k = seen.k + (size_t)(start + at) * HEAD_DIM;
             for (int i = lane * 4; i < HEAD_DIM; i += SCORE_LANES * 4)
                 score += dot(vload4(0, seen.query + i), cache_load4(i, k));
         }
@@ -74,7 +74,7 @@ INLINE float4 add_tile(Seen seen, int start, int count, local const float *score
         int at = pass + slice;
         if (slice < SLICES && at < count) {
             bool fresh = start + at == seen.newest;
-            global const cached *v = seen.v + (size_t)(start + at) * KV_WIDTH;
+            global const cached *v = seen.v + (size_t)(start + at) * HEAD_DIM;
             float4 value = fresh ? vload4(0, seen.fresh + HEAD_DIM + quad) : cache_load4(quad, v);
             sum += scores[at] * value;
         }
@@ -155,7 +155,7 @@ INLINE void attend_head(int head, int position, int capacity, float scale, float
     bool inside = position >= 0 && position < capacity;
     newest = position;
     for (int i = item; i < 2 * HEAD_DIM && inside && head % SHARED == 0; i += LX)
-        cache_store(fresh[i], (size_t)position * KV_WIDTH + kv_head * HEAD_DIM + i % HEAD_DIM,
+        cache_store(fresh[i], CACHE_ROW(kv_head, position, capacity) + i % HEAD_DIM,
                     i < HEAD_DIM ? k_cache : v_cache);
 #else
     for (int i = item; i < HEAD_DIM; i += LX)
@@ -164,8 +164,9 @@ INLINE void attend_head(int head, int position, int capacity, float scale, float
     for (int i = item; i < HEAD_DIM; i += LX)
         query[i] *= scale;
     barrier(CLK_LOCAL_MEM_FENCE);
-    Seen seen = {k_cache + kv_head * HEAD_DIM, v_cache + kv_head * HEAD_DIM,
-                 min(position + 1, capacity), newest, query, fresh};
+    size_t first = CACHE_ROW(kv_head, 0, capacity);
+    Seen seen = {k_cache + first, v_cache + first, min(position + 1, capacity),
+                 newest,          query,           fresh};
     attend(seen, own->scores, own->sums, scratch, y + head * HEAD_DIM);
 }
 #endif

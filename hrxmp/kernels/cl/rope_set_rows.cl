@@ -16,7 +16,7 @@ kernel void rope_set_rows(int m, int capacity, int stride, int offset, float fre
     global float *x = qkv + offset + token * stride + head * HEAD_DIM;
     if (!is_query && (position < 0 || position >= capacity))
         return;
-    size_t row = (size_t)position * KV_WIDTH + (head - HEADS) % KV_HEADS * HEAD_DIM;
+    size_t row = CACHE_ROW((head - HEADS) % KV_HEADS, position, capacity);
     if (!is_query && !is_key) {
         for (int i = get_local_id(0); i < HEAD_DIM; i += LX)
             cache_store(x[i], row + i, v_cache);
