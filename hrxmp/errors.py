@@ -93,6 +93,13 @@ class DeviceMemoryError(DeviceError):
     code = "device-memory"
 
 
+class DeviceFaultError(DeviceError):
+    """A kernel faulted or the device was lost: this process cannot use it any more."""
+
+    code = "device-fault"
+    remedy = "a new run can use it; `--sanitizer access` names a kernel that leaves its buffers"
+
+
 class GraphError(HrxmpError):
     """A graph that cannot be run as built."""
 

@@ -18,12 +18,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hrxmp.errors import DeviceError
+from hrxmp.errors import DeviceError, DeviceFaultError, DeviceMemoryError
 from hrxmp.scratch import ScratchFolder
 
 _SYSTEM_VENDORS = Path("/etc/OpenCL/vendors")
 _INTEL_LIBRARY = "libintelocl.so"
 _NVIDIA_LIBRARY = "libnvidia-opencl.so.1"
+
+_NO_ROOM = (-4, -6)
+"""MEM_OBJECT_ALLOCATION_FAILURE, OUT_OF_HOST_MEMORY."""
+_FAULTS = (-2, -5, -14, -34, -36, -9999)
+"""What drivers say of a kernel that left its memory, and then of every other call: a device that is
+not available, OUT_OF_RESOURCES, an event that failed, an invalid context or queue, NVIDIA's own."""
 
 _vendors = ""
 """What the prepared loader was told; empty while it is not prepared."""
@@ -68,6 +74,20 @@ def opencl() -> ModuleType:
     if not _vendors:
         raise DeviceError("the OpenCL loader was not prepared: call prepare_loader() first")
     return _imported()
+
+
+def device_error(error: Exception, doing: str) -> DeviceError:
+    """An error of pyopencl's as one of ours: no room, a device that is lost, or something else.
+
+    `doing` completes "the device failed while". Build errors have classes of their own.
+    """
+    status = getattr(error, "code", 0)
+    kind = DeviceError
+    if status in _NO_ROOM:
+        kind = DeviceMemoryError
+    elif status in _FAULTS:
+        kind = DeviceFaultError
+    return kind(f"the device failed while {doing}: {error}")
 
 
 @cache
