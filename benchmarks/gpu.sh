@@ -1,31 +1,43 @@
 #!/bin/bash
-# Everything that is measured on a GPU, in one call; a short table last. Nothing is left behind.
+# Everything that is measured and checked on a GPU, in one call; a short table last, exit code 1 when
+# something in it is wrong. Nothing is left behind.
 #
 #   benchmarks/gpu.sh [OUT]        logs and traces go to the folder OUT (default: a temporary one)
 #
-# PYTHON is the interpreter that has hrxmp's packages. PEER names a script that is run with the
-# argument `decode` and prints a decode_tok_s, for a ratio on the same machine. QUICK=1 skips tests.
+#   STEPS    which: devices tests start speed pool pinning two-runs memory fault sanitizer guard
+#            (default: all, and peer where there is one)
+#   DEVICE   --device of all of them (default: the first GPU)
+#   MODEL    a GGUF file (default: one of Llama-3.2-1B's shape is made)
+#   WORKERS  of the step pool (default "1 16")
+#   PYTHON   the interpreter that has hrxmp's packages (default python3)
+#   PEER     a script that, run with `decode gpu`, prints a decode_tok_s: a ratio on one machine
+#   LIMIT_S  most seconds for a step (default 240)
+#
+# Without a GPU, to try the script: DEVICE="Intel(R) OpenCL" MODEL=a-tiny-one.gguf WORKERS="1 2"
 set -u -o pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 export PYTHONUNBUFFERED=1 COLUMNS=200
-python=${PYTHON:-python3}
+export python=${PYTHON:-python3} work table out device model
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-out=${1:-$work}
+trap 'kill "${running:-}" 2>/dev/null; exit 130' INT TERM
+out=${1:-$work/out}
+mkdir -p "$out" || exit
+out=$(cd "$out" && pwd)
 table=$work/table
-begin=$SECONDS
+all="devices tests start speed pool pinning two-runs memory fault sanitizer guard ${PEER:+peer}"
 
-say() { echo "== $* ($((SECONDS - begin)) s)"; }
-row() { printf '%-44s %s\n' "$1" "$2" >>"$table"; }
-hrxmp() { timeout 120 "$python" -m hrxmp run "$@"; }
+row() { printf '%-36s %s\n' "$1" "$2" | tee -a "$table"; }
+hrxmp() { "$python" -m hrxmp run --device "$device" "$@"; }
+check() { "$python" -m benchmarks.gpu_checks "$1" --device "$device" --model "$model" --out "$out" |
+    tee -a "$table"; }
 
-# Tokens a second of one test: field LABEL CACHE bench-flags
+# Tokens a second of one test: bench LABEL bench-flags
 bench() {
-    local label=$1 cache=$2
-    shift 2
-    hrxmp --cache "$cache" bench -m "$work/1b.gguf" -ctk f16 -ctv f16 -o jsonl "$@" \
-        >"$work/bench" 2>>"$out/errors.log"
-    row "$label" "$(grep -o '"avg_ts":[0-9.]*\|"stddev_ts":[0-9.]*' "$work/bench" |
+    local label=$1
+    shift
+    hrxmp --cache "$work/a" bench -m "$model" -ctk f16 -ctv f16 -o jsonl "$@" >"$work/rows" || return
+    row "$label" "$(grep -o '"avg_ts":[0-9.]*\|"stddev_ts":[0-9.]*' "$work/rows" |
         cut -d: -f2 | xargs printf '%9.1f +- %.1f t/s  ')"
 }
 
@@ -33,41 +45,67 @@ bench() {
 start() {
     local label=$1 cache=$2
     shift 2
-    hrxmp --cache "$cache" --trace --trace-output "$out/$label.jsonl" "$@" bench \
-        -m "$work/1b.gguf" -p 0 -n 0 -pg 64,16 -b 64 -ub 64 -r 2 --no-warmup -o jsonl \
-        >/dev/null 2>>"$out/errors.log"
+    rm -f "$out/$label.jsonl"
+    hrxmp --cache "$cache" --trace-output "$out/$label.jsonl" "$@" bench -m "$model" \
+        -p 0 -n 0 -pg 64,16 -b 64 -ub 64 -r 2 --no-warmup -o jsonl
 }
 
-say devices
-hrxmp devices | tee "$out/devices.log"
-"$python" benchmarks/make_llama_1b.py "$work/1b.gguf" >/dev/null || exit
+step_devices() {
+    hrxmp devices | tee "$out/devices.log"
+    row "device" "$("$python" -m benchmarks.gpu_checks device --device "$device")"
+}
 
-if [ -z "${QUICK:-}" ]; then
-    say device tests
-    timeout 240 "$python" -m pytest -q tests/device -k "nvidia and not pocl and not intel" \
-        -p no:cacheprovider >"$out/tests.log" 2>&1
-    row "device tests" "$(tail -1 "$out/tests.log")"
-fi
+step_tests() {
+    local form
+    form=$("$python" -m benchmarks.gpu_checks form --device "$device") || return
+    "$python" -m pytest -q tests/device -k "[$form" -p no:cacheprovider \
+        >"$out/tests.log" 2>&1
+    row "device tests, $form" "$(tail -1 "$out/tests.log")"
+}
 
-say start
-start cold "$work/a"
-start warm "$work/a"
-start sync "$work/b" --sync-jit
+step_start() {
+    start cold "$work/a" && start warm "$work/a" && start sync "$work/b" --sync-jit
+    "$python" benchmarks/gpu_start.py cold="$out/cold.jsonl" warm="$out/warm.jsonl" \
+        sync="$out/sync.jsonl" | tee -a "$table"
+}
 
-say speed
-bench "pp512, tg128, Q4_K_M" "$work/a" -p 512 -n 128 -r 5
-bench "tg64 at depth 2048, Q4_K_M" "$work/a" -p 0 -n 64 -d 2048 -r 3
+step_speed() {
+    bench "pp512, tg128" -p 512 -n 128 -r 5
+    bench "tg64 at depth 2048" -p 0 -n 64 -d 2048 -r 3
+}
 
-say pool
-timeout 120 "$python" -m benchmarks.gpu_pool 1 16 | tee -a "$table"
+step_pool() {
+    # shellcheck disable=SC2086
+    "$python" -m benchmarks.gpu_pool --device "$device" ${WORKERS:-1 16} | tee -a "$table"
+}
 
-if [ -n "${PEER:-}" ]; then
-    say peer
-    row "peer, decode" "$(timeout 180 "$python" "$PEER" decode gpu 2>/dev/null |
-        grep -o '"decode_tok_s": [^]]*]')"
-fi
+step_pinning() { check pinning; }
+step_two_runs() { check two-runs; }
+step_memory() { check memory; }
+step_fault() { check fault; }
+step_sanitizer() { check sanitizer; }
+step_guard() { check guard; }
 
-say done
-"$python" benchmarks/gpu_start.py cold="$out/cold.jsonl" warm="$out/warm.jsonl" \
-    sync="$out/sync.jsonl"
+step_peer() {
+    row "peer, decode" "$("$python" "$PEER" decode gpu | grep -o '"decode_tok_s": [^]]*]')"
+}
+
+device=${DEVICE:-$("$python" -m benchmarks.gpu_checks first-gpu)} || exit
+model=${MODEL:-$work/1b.gguf}
+[ -e "$model" ] || "$python" benchmarks/make_llama_1b.py "$model" >/dev/null || exit
+eval "$(declare -F | sed -n 's/^declare -f/export -f/p')"
+
+for step in ${STEPS:-$all}; do
+    echo "== $step ($SECONDS s)"
+    begin=$SECONDS
+    timeout -k 10 "${LIMIT_S:-240}" bash -uo pipefail -c "step_${step//-/_}" \
+        2>"$out/$step.log" </dev/null &
+    running=$!
+    wait "$running"
+    code=$?
+    [ "$code" = 0 ] ||
+        row "$step" "FAILED after $((SECONDS - begin)) s with $code: $(tail -n 1 "$out/$step.log")"
+done
+echo "== done ($SECONDS s)"
 cat "$table"
+! grep -q ' WRONG \| FAILED ' "$table"

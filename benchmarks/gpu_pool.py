@@ -6,8 +6,8 @@ by as many first builds, which are not counted; then each worker gets six builds
 
 from __future__ import annotations
 
+import argparse
 import itertools
-import sys
 import time
 
 from hrxmp.dtypes import DType
@@ -53,11 +53,19 @@ def builds_a_second(device: Device, workers: int) -> tuple[float, float]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="gpu_pool")
+    parser.add_argument("--device", help="as of hrxmp-run")
+    parser.add_argument("workers", type=int, nargs="*", default=[1, 16])
+    args = parser.parse_args()
     prepare_loader()
-    device = open_device()
-    for workers in map(int, sys.argv[1:] or ["1", "16"]):
+    device = open_device(args.device)
+    alone = 0.0
+    for workers in args.workers:
         start_s, rate = builds_a_second(device, workers)
-        print(f"pool, {workers:2} workers: first builds {start_s:.2f} s, then {rate:.1f} builds/s")
+        times = f", {rate / alone:.1f} times" if alone else ""
+        label = f"pool, {workers} workers"
+        print(f"{label:36} {rate:.1f} builds/s{times}; first builds {start_s:.2f} s", flush=True)
+        alone = alone or rate
 
 
 if __name__ == "__main__":
