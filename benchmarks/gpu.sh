@@ -19,8 +19,9 @@ cd "$(dirname "$0")/.." || exit
 export PYTHONUNBUFFERED=1 COLUMNS=200
 export python=${PYTHON:-python3} work table out device model
 work=$(mktemp -d)
+export TMPDIR=$work
 trap 'rm -rf "$work"' EXIT
-trap 'kill "${running:-}" 2>/dev/null; exit 130' INT TERM
+trap 'kill "${running:-}" 2>/dev/null; wait; exit 130' INT TERM
 out=${1:-$work/out}
 mkdir -p "$out" || exit
 out=$(cd "$out" && pwd)
@@ -47,7 +48,7 @@ start() {
     shift 2
     rm -f "$out/$label.jsonl"
     hrxmp --cache "$cache" --trace-output "$out/$label.jsonl" "$@" bench -m "$model" \
-        -p 0 -n 0 -pg 64,16 -b 64 -ub 64 -r 2 --no-warmup -o jsonl
+        -p 0 -n 0 -pg 64,16 -b 64 -ub 64 -r 2 --no-warmup -o jsonl >"$work/rows"
 }
 
 step_devices() {
@@ -98,7 +99,7 @@ eval "$(declare -F | sed -n 's/^declare -f/export -f/p')"
 for step in ${STEPS:-$all}; do
     echo "== $step ($SECONDS s)"
     begin=$SECONDS
-    timeout -k 10 "${LIMIT_S:-240}" bash -uo pipefail -c "step_${step//-/_}" \
+    timeout -k 10 "${LIMIT_S:-240}" bash -uo pipefail -c "trap 'exit 143' TERM; step_${step//-/_}" \
         2>"$out/$step.log" </dev/null &
     running=$!
     wait "$running"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -281,6 +282,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, default=Path())
     parser.add_argument("--out", type=Path, default=Path(), help="folder for traces")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # clean up
     prepare_loader()
     if args.step not in STEPS:
         print(_about(args.step, args.device))
