@@ -8,6 +8,7 @@
 #            (default: all, and peer where there is one)
 #   DEVICE   --device of all of them (default: the first GPU)
 #   MODEL    a GGUF file (default: one of Llama-3.2-1B's shape is made)
+#   TESTS    of the step tests (default tests/device)
 #   WORKERS  of the step pool (default "1 16")
 #   PYTHON   the interpreter that has hrxmp's packages (default python3)
 #   PEER     a script that, run with `decode gpu`, prints a decode_tok_s: a ratio on one machine
@@ -57,11 +58,11 @@ step_devices() {
 }
 
 step_tests() {
-    local form
+    local form verdict=ok
     form=$("$python" -m benchmarks.gpu_checks form --device "$device") || return
-    "$python" -m pytest -q tests/device -k "[$form" -p no:cacheprovider \
-        >"$out/tests.log" 2>&1
-    row "device tests, $form" "$(tail -1 "$out/tests.log")"
+    "$python" -m pytest -q "${TESTS:-tests/device}" -k "[$form" -p no:cacheprovider \
+        >"$out/tests.log" 2>&1 || verdict=WRONG
+    row "device tests, $form" "$(printf '%-5s %s' $verdict "$(tail -n 1 "$out/tests.log")")"
 }
 
 step_start() {
