@@ -14,7 +14,6 @@
 #define DOT_floats 3
 #define DOT_FORM PASTE(DOT_, DOT)
 #define LARGEST 32512.0f
-#define FETCH_BYTES 8192  // how far ahead weights are asked for
 
 // A row of up to K_MAX elements, for weights of any format.
 typedef struct {
@@ -131,9 +130,11 @@ inline int16 block_dot(const int type, global const uchar *group, local const Ac
     return low;
 }
 
-// The products of a row group's 16 rows with the activations.
+// The products of a row group's 16 rows with the activations. The group at `next`, which is read
+// after it, is asked for meanwhile.
 inline float16 dot16(const int type, const int k, global const uchar *group,
-                     local const Activations *x) {
+                     global const uchar *next, local const Activations *x) {
+    const int stride = GROUP_BYTES(type, k) / (k / 32);
     float16 sum = 0.0f;
     if (!QUANTIZED(type)) {
         float16 other = 0.0f;
@@ -144,7 +145,7 @@ inline float16 dot16(const int type, const int k, global const uchar *group,
         return sum + other;
     }
     for (int block = 0; block < k / 32; block++) {
-        fetch_ahead(group + block * QUANT_BYTES(type) + FETCH_BYTES, QUANT_BYTES(type));
+        fetch_ahead(next + block * stride, stride);
         float16 scale = scales16(type, k, group, block, 0) * x->scale[block];
         sum = mad(convert_float16(block_dot(type, group, x, block, 0)), scale, sum);
         if (SUB(type) == 16) {

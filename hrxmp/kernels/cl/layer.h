@@ -16,6 +16,7 @@
 
 #define TYPE(name) PASTE(TYPE_, name)
 #define GROUPS(n) (((n) + 15) / 16)
+#define QKV_GROUPS (GROUPS(NQ) + 2 * GROUPS(NK))
 // Part `part` of PARTS_A_PHASE of `count` things begins here.
 #define BEGIN(count, part) ((count) * (part) / PARTS_A_PHASE)
 #define SPLIT_ROWS 256  // a split of the cache is no shorter
@@ -37,17 +38,27 @@ typedef struct {
 } Scratch;
 
 // Row groups begin..end of one weight matrix times the activations; those it has not are left out.
-inline void multiply_rows(const int type, const int k, const int n, global const uchar *w, int begin,
-                          int end, local const Activations *x, global const float *residual,
-                          global float *y) {
+// At `next` lie the weights that this work-group reads afterwards.
+inline void multiply_rows(const int type, const int k, const int n, global const uchar *w,
+                          int begin, int end, global const uchar *next, local const Activations *x,
+                          global const float *residual, global float *y) {
     end = min(end, GROUPS(n));
     for (int group = max(begin, 0); group < end; group++) {
-        float16 value = dot16(type, k, row_group(type, k, w, group), x);
+        global const uchar *at = row_group(type, k, w, group);
+        float16 value =
+            dot16(type, k, at, group + 1 < end ? at + GROUP_BYTES(type, k) : next, x);
         if (residual)
             value += load16(residual + group * 16, n - group * 16);
         store16(value, y + group * 16, n - group * 16);
     }
 }
+
+// What a work-group will probably claim: a part of each phase, and more in turn with the others.
+// Weights are asked for before they are claimed, and before their phase may begin.
+#define FIRST ((int)get_group_id(0))
+#define AFTER(part) ((part) + (int)get_num_groups(0))
+#define IS_PART(part) ((part) < PARTS_A_PHASE)
+#define PART_OF(type, k, n, w, part) row_group(type, k, w, BEGIN(GROUPS(n), part))
 
 inline void turn_head(local float *x, local const float *cosines, local const float *sines) {
     for (int i = 0; i < PAIRS; i++) {
@@ -114,6 +125,15 @@ typedef struct {
     global float *y;
 } Layer;
 
+// Row group `group` of q, k and v, one after the other.
+inline global const uchar *qkv_group(const Layer l, int group) {
+    if (group < GROUPS(NQ))
+        return row_group(TYPE(WQ), HIDDEN, l.wq, group);
+    if (group < GROUPS(NQ) + GROUPS(NK))
+        return row_group(TYPE(WK), HIDDEN, l.wk, group - GROUPS(NQ));
+    return row_group(TYPE(WV), HIDDEN, l.wv, group - GROUPS(NQ) - GROUPS(NK));
+}
+
 // A work-group's own memory.
 typedef struct {
     Activations row;
@@ -121,30 +141,32 @@ typedef struct {
     float cosines[PAIRS], sines[PAIRS], key[HEAD_DIM];
 } Desk;
 
-// One layer, with the counters of its five phases; when it returns all of the layer is done.
-inline void run_layer(const Layer l, int capacity, float eps, float scale, local Desk *desk,
-                      global atomic_int *state) {
-    local Activations *row = &desk->row;
-    local Attention *attention = &desk->attention;
-    int position = l.positions[0], rows = min(position + 1, capacity), splits = splits_of(rows);
-
+inline void project(const Layer l, float eps, local Activations *row, global atomic_int *state) {
     int part = claim(state, QKV);
-    if (part < PARTS_A_PHASE)
+    if (IS_PART(part))
         read_activations(TYPE(WQ), HIDDEN, true, row, l.x, l.attn_norm, eps);
-    for (; part < PARTS_A_PHASE; part = claim(state, QKV)) {
-        int begin = BEGIN(GROUPS(NQ) + 2 * GROUPS(NK), part);
-        int end = BEGIN(GROUPS(NQ) + 2 * GROUPS(NK), part + 1);
+    for (; IS_PART(part); part = claim(state, QKV)) {
+        int begin = BEGIN(QKV_GROUPS, part), end = BEGIN(QKV_GROUPS, part + 1);
+        global const uchar *next = IS_PART(AFTER(part))
+                                       ? qkv_group(l, BEGIN(QKV_GROUPS, AFTER(part)))
+                                       : PART_OF(TYPE(WO), NQ, HIDDEN, l.wo, FIRST);
         global float *to = l.scratch->qkv;
-        multiply_rows(TYPE(WQ), HIDDEN, NQ, l.wq, begin, end, row, 0, to);
+        multiply_rows(TYPE(WQ), HIDDEN, NQ, l.wq, begin, end, end > GROUPS(NQ) ? l.wk : next, row,
+                      0, to);
         begin -= GROUPS(NQ), end -= GROUPS(NQ);
-        multiply_rows(TYPE(WK), HIDDEN, NK, l.wk, begin, end, row, 0, to + NQ);
+        multiply_rows(TYPE(WK), HIDDEN, NK, l.wk, begin, end, end > GROUPS(NK) ? l.wv : next, row,
+                      0, to + NQ);
         begin -= GROUPS(NK), end -= GROUPS(NK);
-        multiply_rows(TYPE(WV), HIDDEN, NK, l.wv, begin, end, row, 0, to + NQ + NK);
+        multiply_rows(TYPE(WV), HIDDEN, NK, l.wv, begin, end, next, row, 0, to + NQ + NK);
         finish(state, QKV);
     }
     await(state, QKV, PARTS_A_PHASE);
+}
 
-    part = claim(state, ATTENTION);
+inline void attend_cache(const Layer l, int capacity, int rows, float scale, local Desk *desk,
+                         global atomic_int *state) {
+    local Attention *attention = &desk->attention;
+    int position = l.positions[0], splits = splits_of(rows), part = claim(state, ATTENTION);
     for (; part < KV_HEADS * splits; part = claim(state, ATTENTION)) {
         // The last split first: it has the row to store, and the rest of the rounding.
         int kv_head = part % KV_HEADS, split = splits - 1 - part / KV_HEADS;
@@ -169,39 +191,73 @@ inline void run_layer(const Layer l, int capacity, float eps, float scale, local
         finish(state, ATTENTION);
     }
     await(state, ATTENTION, KV_HEADS * splits);
+}
 
-    part = claim(state, OUTPUT);
-    if (part < PARTS_A_PHASE)
-        read_attention(row, l.scratch->partial, splits);
-    for (; part < PARTS_A_PHASE; part = claim(state, OUTPUT)) {
-        multiply_rows(TYPE(WO), NQ, HIDDEN, l.wo, BEGIN(GROUPS(HIDDEN), part),
-                      BEGIN(GROUPS(HIDDEN), part + 1), row, l.x, l.scratch->middle);
+inline void add_output(const Layer l, int rows, local Activations *row, global atomic_int *state) {
+    int part = claim(state, OUTPUT);
+    if (IS_PART(part))
+        read_attention(row, l.scratch->partial, splits_of(rows));
+    for (; IS_PART(part); part = claim(state, OUTPUT)) {
+        int begin = BEGIN(GROUPS(HIDDEN), part), end = BEGIN(GROUPS(HIDDEN), part + 1);
+        global const uchar *next = IS_PART(AFTER(part))
+                                       ? PART_OF(TYPE(WO), NQ, HIDDEN, l.wo, AFTER(part))
+                                       : PART_OF(TYPE(WG), HIDDEN, FFN, l.wg, FIRST);
+        multiply_rows(TYPE(WO), NQ, HIDDEN, l.wo, begin, end, next, row, l.x, l.scratch->middle);
         finish(state, OUTPUT);
     }
     await(state, OUTPUT, PARTS_A_PHASE);
+}
 
-    part = claim(state, GATE_UP);
-    if (part < PARTS_A_PHASE)
+inline void gate_and_up(const Layer l, float eps, local Activations *row,
+                        global atomic_int *state) {
+    int part = claim(state, GATE_UP);
+    if (IS_PART(part))
         read_activations(TYPE(WG), HIDDEN, true, row, l.scratch->middle, l.ffn_norm, eps);
-    for (; part < PARTS_A_PHASE; part = claim(state, GATE_UP)) {
+    for (; IS_PART(part); part = claim(state, GATE_UP)) {
         int end = BEGIN(GROUPS(FFN), part + 1);
         for (int group = BEGIN(GROUPS(FFN), part); group < end; group++) {
-            float16 gate = dot16(TYPE(WG), HIDDEN, row_group(TYPE(WG), HIDDEN, l.wg, group), row);
-            float16 up = dot16(TYPE(WU), HIDDEN, row_group(TYPE(WU), HIDDEN, l.wu, group), row);
+            int next = group + 1 < end ? group + 1 : BEGIN(GROUPS(FFN), AFTER(part));
+            global const uchar *next_gate = row_group(TYPE(WG), HIDDEN, l.wg, next);
+            global const uchar *next_up = row_group(TYPE(WU), HIDDEN, l.wu, next);
+            if (next >= GROUPS(FFN)) {
+                next_gate = PART_OF(TYPE(WD), FFN, HIDDEN, l.wd, FIRST);
+                next_up = next_gate + GROUP_BYTES(TYPE(WG), HIDDEN);
+            }
+            float16 gate = dot16(TYPE(WG), HIDDEN, row_group(TYPE(WG), HIDDEN, l.wg, group),
+                                 next_gate, row);
+            float16 up = dot16(TYPE(WU), HIDDEN, row_group(TYPE(WU), HIDDEN, l.wu, group),
+                               next_up, row);
             store16(swiglu16(gate, up), l.scratch->gated + group * 16, FFN - group * 16);
         }
         finish(state, GATE_UP);
     }
     await(state, GATE_UP, PARTS_A_PHASE);
+}
 
-    part = claim(state, DOWN);
-    if (part < PARTS_A_PHASE)
+inline void add_down(const Layer l, global const uchar *then, local Activations *row,
+                     global atomic_int *state) {
+    int part = claim(state, DOWN);
+    if (IS_PART(part))
         read_activations(TYPE(WD), FFN, false, row, l.scratch->gated, 0, 0.0f);
-    for (; part < PARTS_A_PHASE; part = claim(state, DOWN)) {
-        multiply_rows(TYPE(WD), FFN, HIDDEN, l.wd, BEGIN(GROUPS(HIDDEN), part),
-                      BEGIN(GROUPS(HIDDEN), part + 1), row, l.scratch->middle, l.y);
+    for (; IS_PART(part); part = claim(state, DOWN)) {
+        int begin = BEGIN(GROUPS(HIDDEN), part), end = BEGIN(GROUPS(HIDDEN), part + 1);
+        global const uchar *next =
+            IS_PART(AFTER(part)) ? PART_OF(TYPE(WD), FFN, HIDDEN, l.wd, AFTER(part)) : then;
+        multiply_rows(TYPE(WD), FFN, HIDDEN, l.wd, begin, end, next, row, l.scratch->middle, l.y);
         finish(state, DOWN);
     }
     await(state, DOWN, PARTS_A_PHASE);
+}
+
+// One layer, with the counters of its five phases; when it returns all of the layer is done. At
+// `then` lie the weights that this work-group reads afterwards.
+inline void run_layer(const Layer l, global const uchar *then, int capacity, float eps, float scale,
+                      local Desk *desk, global atomic_int *state) {
+    int rows = min(l.positions[0] + 1, capacity);
+    project(l, eps, &desk->row, state);
+    attend_cache(l, capacity, rows, scale, desk, state);
+    add_output(l, rows, &desk->row, state);
+    gate_and_up(l, eps, &desk->row, state);
+    add_down(l, then, &desk->row, state);
 }
 #endif

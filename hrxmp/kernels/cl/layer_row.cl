@@ -17,6 +17,6 @@ kernel void layer_row(int m, int capacity, float eps, float scale, float freq_ba
     Layer layer = {x + x_offset, attn_norm, wq, wk, wv, wo, ffn_norm, wg, wu, wd, positions, factors,
                    k_cache, v_cache, scratch, y + y_offset};
     rope_table(positions[0], freq_base, freq_scale, factors, desk.cosines, desk.sines);
-    run_layer(layer, capacity, eps, scale, &desk, state);
+    run_layer(layer, wq, capacity, eps, scale, &desk, state);
     leave(state, PHASES);
 }

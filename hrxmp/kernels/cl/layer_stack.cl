@@ -12,7 +12,10 @@ kernel void layer_stack(int m, int capacity, float eps, float scale, float freq_
         return;
     rope_table(addresses->positions[0], freq_base, freq_scale, addresses->factors, desk.cosines,
                desk.sines);
-    for (int l = 0; l < layers; l++)
-        run_layer(addresses[l], capacity, eps, scale, &desk, COUNTERS(state, l * PHASES));
+    for (int l = 0; l < layers; l++) {
+        const Layer layer = addresses[l], next = addresses[min(l + 1, layers - 1)];
+        run_layer(layer, qkv_group(next, BEGIN(QKV_GROUPS, FIRST)), capacity, eps, scale, &desk,
+                  COUNTERS(state, l * PHASES));
+    }
     leave(state, layers * PHASES);
 }

@@ -17,11 +17,13 @@ kernel void mul_mat_vec(int m, int x_offset, int r_offset, int y_offset, float e
     int parts = get_num_groups(0), part = get_group_id(0);
     int end = TOTAL_GROUPS * (part + 1) / parts;
     for (int group = TOTAL_GROUPS * part / parts; group < end; group++) {
-        Target target = target_of(group, w0, w1, w2);
+        Target target = target_of(group, w0, w1, w2), next = target_of(group + 1, w0, w1, w2);
         float16 value;
-        WITH_TYPE_OF(target, value = dot16, K, target.weights, &activations);
+        WITH_TYPE_OF(target, value = dot16, K, target.weights, next.weights, &activations);
 #if SWIGLU
-        value = swiglu16(value, dot16(TYPE1, K, row_group(TYPE1, K, w1, group), &activations));
+        global const uchar *up = row_group(TYPE1, K, w1, group);
+        value = swiglu16(value, dot16(TYPE1, K, up, row_group(TYPE1, K, w1, group + 1),
+                                      &activations));
 #elif ADD
         value += load16(residual + r_offset + target.row, target.count);
 #endif
