@@ -19,6 +19,7 @@ from hrxmp.models.gguf_file import GgufFile
 from hrxmp.workloads import arguments
 from hrxmp.workloads.bench import Counted, model_type
 from hrxmp.workloads.formats import COLUMNS, Row, printer, statistics_of
+from hrxmp.workloads.profile_table import short_labels
 from tests.model_files import write_tiny
 
 SAMPLES = [2_000_000_000, 1_000_000_000, 4_000_000_000]
@@ -191,3 +192,8 @@ def test_the_model_type_names_architecture_size_and_weights(tmp_path: Path) -> N
     assert model_type(file) == "llama 1.51M Q4_K - Medium"
     file = GgufFile.open(write_tiny(tmp_path / "n.gguf", "q5_1"))
     assert model_type(file) == "llama 1.51M Q5_1"
+
+
+def test_a_profile_names_what_tells_kernels_apart() -> None:
+    labels = ["a(N=1,K=2) local 1", "a(N=3,K=2) local 1", "b(N=1) local 2", "a(N=1,K=2) local 4"]
+    assert short_labels(labels) == ["a N=1 local 1", "a N=3 local 1", "b", "a N=1 local 4"]
