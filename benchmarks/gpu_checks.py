@@ -34,7 +34,7 @@ from hrxmp.records import (
 )
 from tests.process.aggregator_process import aggregator
 from tests.process.pool_fixture import running_pool
-from tests.process.run_process import FORBIDDEN, PROGRAMS, Finished, hrxmp_run
+from tests.process.run_process import FORBIDDEN, PROGRAMS, ROOT, Finished, hrxmp_run
 
 _RUN_S = 120.0
 _MEMORY = Path(__file__).parent / "gpu_memory.py"
@@ -84,6 +84,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         self, *args: str | Path, cache: Path | str = "", device: str = "", **environ: str
     ) -> Finished:
         """A traced run, told on stderr. subprocess.TimeoutExpired when it hangs."""
+        packages = os.environ.get("PYTHONPATH", "")  # hrxmp_run leaves it out
+        environ = {"PYTHONPATH": f"{ROOT}{os.pathsep}{packages}".rstrip(os.pathsep), **environ}
         done = hrxmp_run(
             "--trace", *args, cache=cache or self.store, device=device or self.device,
             environ=environ, timeout_s=_RUN_S,
