@@ -2,7 +2,7 @@
 
 Pure functions of traits and sizes, run by the executor's lowering and by warm-up; no device. How
 many rows of the cache are visible is a run-time value, read from `positions`, so neither a longer
-prompt nor a longer context makes another variant.
+prompt nor a longer context makes another variant, and profiles know no arithmetic of attention.
 """
 
 from __future__ import annotations
@@ -222,8 +222,6 @@ def _rows(
             (heads.n_kv_heads, -(-m // tile["TOKENS"])) if tiled else (heads.n_heads * lanes, m)
         ),
         writes=("y",),
-        flops=4 * m * heads.width * heads.kv_capacity,
-        nbytes=8 * m * heads.width + heads.kv_capacity * heads.row_bytes(),
         choices=options,
     )
 
@@ -321,8 +319,6 @@ def _row(heads: _Heads, rope: _Rope | None, scale: float, offset: int, y_offset:
         ),
         global_size=(heads.n_kv_heads,),
         writes=("k_cache", "v_cache", "y") if rope else ("y",),
-        flops=4 * heads.width * heads.kv_capacity,
-        nbytes=8 * heads.width + heads.kv_capacity * heads.row_bytes(),
     )
 
 
