@@ -132,7 +132,7 @@ def pinning(job: Job) -> Iterator[Row]:
         begun = done.records(RunBegin)
         same = [(run.device, run.device_uuid) for run in begun] == [(info.name, info.uuid)]
         shared = sum(spec.lower() in other.label.lower() for other in devices) > 1
-        if kind == "name" and shared:  # a machine with equal devices
+        if kind in ("name", "label") and shared:  # a machine with equal devices
             yield _failure(f"--device by {kind}", done, 1, "[device-ambiguous]")
         else:
             right = done.stdout == "right\n" and same
@@ -145,7 +145,9 @@ def pinning(job: Job) -> Iterator[Row]:
 def _names(info: DeviceInfo) -> list[tuple[str, str]]:
     names = [("index", str(info.index)), ("name", info.name), ("label", info.label)]
     if info.pci:
-        names += [("PCI address", info.pci), ("short PCI address", info.pci.partition(":")[2])]
+        names.append(("PCI address", info.pci))
+    if info.pci.startswith("0000:"):
+        names.append(("short PCI address", info.pci.removeprefix("0000:")))
     if info.uuid:
         names.append(("UUID", info.uuid))
     return names + _names_of_nvidia_smi(info)
