@@ -168,6 +168,7 @@ def two_runs(job: Job) -> Iterator[Row]:
     """Two runs at once that share the device, a pool daemon, a store and an aggregator."""
     bench = job.bench("-p 64 -n 256 -r 16 -ctk f16 -ctv f16")
     path = job.out / "two-runs.jsonl"
+    path.unlink(missing_ok=True)  # the aggregator appends
     workers = min(16, os.cpu_count() or 1)
     with running_pool(compiler="", workers=workers, trace_compile=True) as pool:
         store = pool.settings.cache
