@@ -24,9 +24,8 @@ from hrxmp.errors import ChildError, UsageError
 from hrxmp.identity import new_identity, new_run_id
 from hrxmp.scratch import ScratchFolder, parent_folder
 from hrxmp.settings import Settings, describe, unknown_variables
-from hrxmp.supervise import Child, Exit, Restarter, spawn
-from hrxmp.trace import open_tracer
-from hrxmp.wire import check_endpoint
+from hrxmp.supervise import Child, Exit, Restarter, spawn, without_blas_threads
+from hrxmp.workloads.main import COMMANDS, parser_of
 
 _STOP_S = 4.0
 _SERVICE_STOP_S = 20.0
@@ -49,8 +48,6 @@ def main(argv: list[str]) -> int:
 
         code: int = import_module(tool).main(command[1:], settings)
         return code
-    from hrxmp.workloads.main import COMMANDS, parser_of
-
     if command[0] in COMMANDS:
         parser_of(command[0]).parse_args(command[1:])  # a wrong flag should start nothing
     elif not Path(command[0]).is_file():
@@ -103,6 +100,8 @@ class Run:
     def _start(self, role: str) -> None:
         bind = self._aggregator if role == "aggregator" else self._pool
         args = ["--bind", bind]
+        if role == "workers" and self._command[0] in COMMANDS:  # a script may need no kernel
+            args.append("--expects-compiles")
         if role == "aggregator" and self._settings.trace_output:
             args += ["--output", self._settings.trace_output]
         self._services[role] = spawn(role, args, name=role, environ=self._environ)
@@ -114,9 +113,11 @@ class Run:
             args += ["--aggregator", self._aggregator]
         if self._settings.async_jit:
             args += ["--pool", self._pool]
+        ours = self._command[0] in COMMANDS  # a script may well multiply with numpy
+        environ = without_blas_threads(self._environ) if ours else self._environ
         with _interrupts_put_off():
             return spawn(
-                "executor", [*args, "--", *self._command], name="executor", environ=self._environ,
+                "executor", [*args, "--", *self._command], name="executor", environ=environ,
                 stdin=sys.stdin.fileno(), stdout=None, new_group=False,
             )  # fmt: skip
 
@@ -169,6 +170,8 @@ class Run:
 
     def _tell_death(self, end: Exit) -> None:
         """The executor could not say run-end itself."""
+        from hrxmp.trace import open_tracer
+
         identity = new_identity(self.run_id, "launcher")
         clock = HybridLogicalClock()
         tracer = open_tracer(self._settings, identity, clock, self._aggregator, self.begin_ns)
@@ -205,8 +208,11 @@ def _flags(options: argparse.Namespace) -> dict[str, object]:
 
 def checked(settings: Settings) -> Settings:
     """Settings that a run can start with. UsageError before anything is started."""
-    for endpoint in filter(None, (settings.aggregator, settings.pool)):
-        check_endpoint(endpoint, settings.curve_dir)
+    if endpoints := [*filter(None, (settings.aggregator, settings.pool))]:
+        from hrxmp.wire import check_endpoint
+
+        for endpoint in endpoints:
+            check_endpoint(endpoint, settings.curve_dir)
     if not settings.trace_output:
         return settings
     try:

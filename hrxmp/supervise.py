@@ -235,6 +235,12 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, "PYTHONPATH": path}
 
 
+def without_blas_threads(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` for a child that multiplies nothing with numpy: OpenBLAS would start a thread a
+    core at import, which spin for 50 ms on the cores that other processes start on."""
+    return {"OPENBLAS_NUM_THREADS": "1", **environ}
+
+
 class Restarter:
     """How often a child may be restarted: at most `limit` times in a row.
 

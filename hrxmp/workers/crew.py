@@ -18,7 +18,7 @@ import msgspec
 from hrxmp import wire
 from hrxmp.clock import mono_ns
 from hrxmp.messages import Body, StatusWorker
-from hrxmp.supervise import Child, Exit, spawn
+from hrxmp.supervise import Child, Exit, spawn, without_blas_threads
 
 GRACE_NS = 2_000_000_000
 LATE_NS = 2_500_000_000
@@ -67,7 +67,7 @@ class Crew:
         self._endpoint = endpoint
         self._run_id = run_id
         self._folder = folder
-        self._environ = environ
+        self._environ = without_blas_threads(environ)
         self._compiler = compiler
 
     def start(self, name: str) -> int:

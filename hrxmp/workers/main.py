@@ -20,7 +20,7 @@ from typing import Any
 from hrxmp import lifecycle, notify, wire
 from hrxmp.clock import HybridLogicalClock, mono_ns
 from hrxmp.identity import new_identity, new_run_id
-from hrxmp.kernels.store import open_store
+from hrxmp.kernels.store import Store, open_store
 from hrxmp.messages import FromWorker, ToPool
 from hrxmp.scratch import ScratchFolder
 from hrxmp.settings import Settings
@@ -50,8 +50,12 @@ def main(argv: list[str], environ: Mapping[str, str] | None = None) -> int:
     context = wire.context()
     try:
         with wire.doorkeeper(context, args.bind, settings.curve_dir):
-            pool = _open(args, settings, environ, scratch.path, context)
+            # Of a run's own pool, the executor says what is wrong with the store that they share.
+            store = open_store(settings, None if args.parent_fd >= 0 else _say)
+            pool = _open(args, settings, environ, scratch.path, context, store)
             try:
+                if args.expects_compiles and not store.entry_count():
+                    pool.expect()
                 lifecycle.notify_ready(args.ready_fd)
                 service.ready()
                 _loop(pool, wake, signals, service)
@@ -71,6 +75,7 @@ def _open(
     environ: Mapping[str, str],
     folder: Path,
     context: Any,
+    store: Store,
 ) -> Pool:
     clock = HybridLogicalClock()
     identity = new_identity(new_run_id(), "pool")
@@ -91,8 +96,7 @@ def _open(
         Broker(Limits.of(settings, workers)),
         Crew(endpoint, identity.run_id, folder, environ, args.compiler),
         Traces(settings, clock),
-        # Of a run's own pool, the executor says what is wrong with the store that they share.
-        open_store(settings, None if args.parent_fd >= 0 else _say),
+        store,
         settings,
         _say,
     )
@@ -141,6 +145,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--bind", required=True, metavar="ENDPOINT", help="ipc:// or tcp://")
     parser.add_argument("--group", action="store_true", help="the group may connect, not only me")
     parser.add_argument("--workers", type=int, default=0, help="most workers; 0: usable cores")
+    parser.add_argument(
+        "--expects-compiles", action="store_true", help="start workers before they are asked for"
+    )
     parser.add_argument(
         "--compiler", default="", metavar="MODULE:FUNCTION", help="for tests: instead of OpenCL"
     )

@@ -7,10 +7,9 @@ numpy, and nothing here blocks longer than reading one store entry.
 
 from __future__ import annotations
 
-import collections
 import os
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from hrxmp import wire
 from hrxmp.clock import mono_ns
@@ -98,7 +97,7 @@ class Pool:
         self._started_ns = mono_ns()
         self._next_heartbeat_ns = 0
         self._late_heartbeats = 0
-        self._todo: collections.deque[Action] = collections.deque()
+        self._todo: deque[Action] = deque()
 
     # -- the loop's entries -------------------------------------------------------------------
 
@@ -112,6 +111,10 @@ class Pool:
             if (reply := self.work.receive()) is None:
                 break
             self._from_worker(reply)
+
+    def expect(self) -> None:
+        """Compiles will be asked for soon: workers start for them."""
+        self._do(self.broker.expect(mono_ns()))
 
     def tick(self) -> None:
         """Look at processes and at the time."""
@@ -198,7 +201,7 @@ class Pool:
             trace = self._traces.open(envelope.run_id, body)
             session = self._clients[client] = Session(client, body, message.peer, trace)
             if body.expects_compiles:
-                self._do(self.broker.expect(mono_ns()))
+                self.expect()
         else:
             self.sessions.pop(session.peer, None)
             session.peer = message.peer
@@ -386,11 +389,9 @@ class Pool:
         )
 
     def _totals(self) -> dict[str, int]:
-        dropped: dict[str, Any] = {
-            f"dropped_{name}": self.requests.dropped.get(name, 0) + self.work.dropped.get(name, 0)
-            for name in {**self.requests.dropped, **self.work.dropped}
-        }
-        return {**self.broker.book.totals, "late_heartbeats": self._late_heartbeats, **dropped}
+        dropped = Counter(self.requests.dropped) + Counter(self.work.dropped)
+        named = {f"dropped_{name}": count for name, count in dropped.items()}
+        return {**self.broker.book.totals, "late_heartbeats": self._late_heartbeats, **named}
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:
