@@ -6,6 +6,7 @@ process gets a larger one without coordination, so its numbers never mix with it
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
 
@@ -25,6 +26,11 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 def new_run_id() -> str:
     """A fresh run id such as `20261130T215903-9f3a61c2`: UTC second and 32 random bits."""
     return time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + "-" + secrets.token_hex(4)
+
+
+def fingerprint(*fields: object) -> str:
+    """A digest that tells devices apart, made of what tells their kernels' keys apart."""
+    return hashlib.sha256("\0".join(map(str, fields)).encode()).hexdigest()
 
 
 def new_identity(run_id: str, source: str) -> Identity:

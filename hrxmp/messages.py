@@ -49,7 +49,7 @@ class Hello(Body, frozen=True, kw_only=True, tag="hello"):
     boot_id: str
     package_version: str
     device_fingerprint: str = ""
-    """Workers: digest of the device's key fields."""
+    """Workers: digest of the key fields of the device on which their compiler was tried."""
     first_unacked_seq: int = 0
     """Trace sources: the lowest record number that is still kept."""
     trace_endpoint: str = ""
@@ -183,6 +183,18 @@ class CompileFailed(Body, frozen=True, kw_only=True, tag="compile_failed"):
     """`rejected`, `crash`, `timeout`, `memory`, `setup`, `cancelled` or `lost`."""
     error: ErrorInfo
     log: str = ""
+
+
+class DevicesTried(Body, frozen=True, kw_only=True, tag="devices_tried"):
+    """Devices on which a worker has compiled and run a line before it said hello.
+
+    An executor need not ask such a device whether it works. Sent after welcome, and again whenever
+    it changes.
+    """
+
+    fingerprints: tuple[str, ...]
+    more: bool
+    """Whether workers are trying still."""
 
 
 class StatusRequest(Body, frozen=True, kw_only=True, tag="status_request"):
@@ -333,6 +345,7 @@ FromPool = (
     Welcome
     | Heartbeat
     | Shutdown
+    | DevicesTried
     | CompileAccepted
     | CompileStarted
     | CompileDone

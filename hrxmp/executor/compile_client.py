@@ -30,6 +30,7 @@ from hrxmp.messages import (
     CompileRequest,
     CompileStarted,
     CompileUrgent,
+    DevicesTried,
     FromPool,
     Goodbye,
     Heartbeat,
@@ -46,6 +47,9 @@ _IDLE_MS = 250
 _STOOD_STILL_NS = 1_000_000_000
 """The thread looks every quarter of a second; a longer gap means that it could not run."""
 _GOODBYE_S = 1.0
+_UNHEARD = DevicesTried(fingerprints=(), more=True)
+_HEARD_S = 2.0
+"""A pool that says nothing for so long is not waited for where there is another way."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +145,8 @@ class CompileClient:
         self._pool_timeout_ns = int(settings.pool_timeout_s * 1e9)
         self._traced = bool(trace_endpoint)
         self._on_not_stored = on_not_stored
+        self._tried = _UNHEARD
+        self._tried_changed = threading.Condition()
         self._hello = Hello(
             role="executor",
             pid=os.getpid(),
@@ -196,6 +202,17 @@ class CompileClient:
             if request_id in self._tickets:
                 self._tickets[request_id].cancelled = True
         self._post(CompileCancel(request_id=request_id))
+
+    def tried(self, fingerprint: str, timeout_s: float) -> bool:
+        """Whether a worker has compiled and run a line on this device; waits while one is at it."""
+
+        def known() -> bool:
+            return fingerprint in self._tried.fingerprints or not self._tried.more
+
+        with self._tried_changed:
+            if self._tried_changed.wait_for(lambda: self._tried is not _UNHEARD, _HEARD_S):
+                self._tried_changed.wait_for(known, timeout_s)
+            return fingerprint in self._tried.fingerprints
 
     def close(self) -> None:
         """Say goodbye and end the thread, bounded; what is open gets a PoolLostError."""
@@ -264,6 +281,11 @@ class CompileClient:
             return
         if isinstance(body, Welcome):
             self._welcomed(message.envelope.incarnation, body)
+            return
+        if isinstance(body, DevicesTried):
+            with self._tried_changed:
+                self._tried = body
+                self._tried_changed.notify_all()
             return
         if message.envelope.incarnation != self._pool_life:
             self._welcome = False  # another pool: it must know us first

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,7 @@ from hrxmp.executor.kernel_table import KernelTable
 from hrxmp.executor.local_compiler import LocalCompiler
 from hrxmp.executor.pool_compiler import PoolCompiler
 from hrxmp.executor.reasons import Reasons, Storms
-from hrxmp.identity import Identity, new_identity, new_run_id
+from hrxmp.identity import Identity, fingerprint, new_identity, new_run_id
 from hrxmp.kernels import build
 from hrxmp.kernels.device import Device, KeyFields, open_device
 from hrxmp.kernels.keys import KeyComponents
@@ -99,8 +100,9 @@ class Session:
             scratch=settings.runtime_dir or None,
             cuda_cache=self.store.driver_cache(),
         )
-        known = {fields_of(item) for item in self.store.components_index()}
-        device = open_device(settings.device or None, proven=known.__contains__, passed_over=say)
+        device = open_device(
+            settings.device or None, proven=partial(self._proven, client), passed_over=say
+        )
         guard = Guard(settings.on_compile, settings.warm_after)
         storms = Storms(settings.storm_keys, int(settings.storm_s * 1e9))
         self._reasons = Reasons(self.store, storms, self.tracer, say)
@@ -118,6 +120,14 @@ class Session:
             kind=settings.sanitizer, trap=settings.sanitizer_reporting == "trap", say=say
         )
         return Executor(device, jit, table, guard, self.tracer, sanitizing, tuned_table)
+
+    def _proven(self, client: CompileClient | None, fields: KeyFields) -> bool:
+        """Whether a kernel was compiled for such a device, or a worker has tried this one."""
+        if any(fields_of(item) == fields for item in self.store.components_index()):
+            return True
+        if client is None:
+            return False
+        return client.tried(fingerprint(*fields), self.settings.pool_timeout_s)
 
     def _open_tuned(self, device: Device) -> TunedTable:
         """The device's tuned choices; from here on its dispatch knows them."""

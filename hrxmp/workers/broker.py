@@ -206,6 +206,11 @@ class Broker:
         """Whether a job runs that somebody waits for."""
         return any(worker.job and worker.job.requests for worker in self.workers.values())
 
+    @property
+    def trying(self) -> bool:
+        """Whether workers are starting that nobody has asked for yet: they try their device."""
+        return any(w.state == "starting" and not w.device for w in self.workers.values())
+
     def requests_of(self, name: str) -> tuple[Request, ...]:
         """Who wants the job of a worker."""
         worker = self.workers.get(name)

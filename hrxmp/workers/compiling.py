@@ -21,6 +21,7 @@ from hrxmp.errors import (
     StoreError,
     UsageError,
 )
+from hrxmp.identity import fingerprint
 from hrxmp.kernels.keys import KeyComponents, Variant, differences
 from hrxmp.kernels.store import Store, open_store
 from hrxmp.messages import Body, CompileJob, JobDone, JobFailed
@@ -34,6 +35,7 @@ Function = Callable[[str, Variant], Any]
 """A compiler for tests: (device SPEC, variant) -> something with the fields of `Built`."""
 
 MAX_LOG = 1 << 20
+_LINE = "kernel void answer(global uchar4 *out) { *out = (uchar4)('*', 0, 0, 0); }"
 
 
 class Compiler:
@@ -49,6 +51,8 @@ class Compiler:
         self._function = function
         self._device: Device | None = None
         self._spec = ""
+        self.tried = ""
+        """Fingerprint of the device on which the compiler was tried; empty when it was not."""
 
     @classmethod
     def from_environment(
@@ -99,24 +103,31 @@ class Compiler:
         phase("compiler")
         return build.build(device, job.variant, sanitizer, extra)
 
-    def prepare(self) -> None:
+    def prepare(self, *, try_device: bool) -> None:
         """Load what the first job will need, while it is still on its way. What fails here fails
-        again there, and is told then."""
+        again there, and is told then.
+
+        `try_device`: a line is compiled and run too. That costs the first job of a compiler
+        anyway, and tells an executor that the device works; a broken driver may end this process.
+        """
         if self._function is None:
             with contextlib.suppress(Exception):
                 self._load()
-                self._open_likely()
+                likely = self._open_likely(any_kind=try_device)
+                if likely is not None and try_device:
+                    self.tried = _tried(likely)
 
-    def _open_likely(self) -> None:
+    def _open_likely(self, *, any_kind: bool) -> Device | None:
         """Open the GPU that the first job will probably want: contexts of several processes are
         made one after the other, a tenth of a second each."""
         from hrxmp.kernels import device
 
         infos = device.list_devices(probed=False)
         info = device.select(self._likely, infos) if self._likely else infos[0]
-        if info.kind == "gpu":
+        if info.kind == "gpu" or any_kind:
             self._device = device.open_device(str(info.index), probed=False)
             self._spec = self._device.spec
+        return self._device
 
     def _load(self) -> None:
         from hrxmp.kernels import build  # noqa: F401 - only to have it loaded
@@ -156,6 +167,21 @@ def load_function(text: str) -> Function:
     module, _, name = text.partition(":")
     function: Function = getattr(importlib.import_module(module), name)
     return function
+
+
+def _tried(device: Device) -> str:
+    """Compile and run one line; the device's fingerprint when its answer is right."""
+    from hrxmp.kernels.loader import opencl
+
+    cl = opencl()
+    program = cl._cl._Program(device.context, _LINE)
+    program._build(b"", [device.handle])
+    kernel, answer = cl.Kernel(program, "answer"), bytearray(4)
+    buffer = cl.Buffer(device.context, cl.mem_flags.WRITE_ONLY, len(answer))
+    kernel.set_args(buffer)
+    cl.enqueue_nd_range_kernel(device.queue, kernel, (1,), (1,))
+    cl.enqueue_copy(device.queue, answer, buffer)
+    return fingerprint(*device.key_fields()) if answer == b"*\0\0\0" else ""
 
 
 def _checked(built: Any) -> Built:

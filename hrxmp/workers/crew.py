@@ -70,12 +70,14 @@ class Crew:
         self._environ = without_blas_threads(environ)
         self._compiler = compiler
 
-    def start(self, name: str) -> int:
+    def start(self, name: str, *, try_device: bool) -> int:
         """Start a worker process; its pid. ChildError when the system refuses."""
         scratch = self._folder / name
         scratch.mkdir(mode=0o700, exist_ok=True)
         args = ["--endpoint", self._endpoint, "--run", self._run_id, "--name", name]
         args += ["--scratch", str(scratch)]
+        if try_device:
+            args.append("--try-device")
         if self._compiler:
             args += ["--compiler", self._compiler]
         child = spawn("worker", args, name=name, environ=self._environ, capture_stderr=True)

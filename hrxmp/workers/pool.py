@@ -7,8 +7,7 @@ numpy, and nothing here blocks longer than reading one store entry.
 
 from __future__ import annotations
 
-import os
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from hrxmp import wire
@@ -23,6 +22,7 @@ from hrxmp.messages import (
     CompileNoted,
     CompileRequest,
     CompileUrgent,
+    DevicesTried,
     FromWorker,
     Goodbye,
     Heartbeat,
@@ -37,6 +37,7 @@ from hrxmp.messages import (
     Welcome,
 )
 from hrxmp.settings import Settings
+from hrxmp.workers import report
 from hrxmp.workers.actions import (
     Accept,
     Action,
@@ -97,6 +98,7 @@ class Pool:
         self._started_ns = mono_ns()
         self._next_heartbeat_ns = 0
         self._late_heartbeats = 0
+        self._tried = DevicesTried(fingerprints=(), more=False)
         self._todo: deque[Action] = deque()
 
     # -- the loop's entries -------------------------------------------------------------------
@@ -115,6 +117,7 @@ class Pool:
     def expect(self) -> None:
         """Compiles will be asked for soon: workers start for them."""
         self._do(self.broker.expect(mono_ns()))
+        self._tell_tried(self._tried.fingerprints)
 
     def tick(self) -> None:
         """Look at processes and at the time."""
@@ -137,6 +140,7 @@ class Pool:
         if now >= self._next_heartbeat_ns:
             self._next_heartbeat_ns = now + HEARTBEAT_MS * 1_000_000
             self._tell_all(Heartbeat(state="busy" if self.broker.busy else "idle"))
+        self._tell_tried(self._tried.fingerprints)
 
     def client_ended(self, ready: Iterable[int]) -> None:
         """Handles of executor processes that ended."""
@@ -211,6 +215,7 @@ class Pool:
             self.requests,
             Outgoing(body=Welcome(heartbeat_ms=HEARTBEAT_MS, liveness=LIVENESS)),
         )
+        session.send(self.requests, Outgoing(body=self._tried))
 
     def _request(
         self, session: Session, exec_id: int | None, body: CompileRequest, now: int
@@ -248,6 +253,13 @@ class Pool:
         for session in self._clients.values():
             self.requests.send(body, to=session.peer, run_id=session.run_id)
 
+    def _tell_tried(self, fingerprints: Iterable[str]) -> None:
+        """Tell every executor which devices work, when that has changed."""
+        known = DevicesTried(fingerprints=tuple(sorted(fingerprints)), more=self.broker.trying)
+        if known != self._tried:
+            self._tried = known
+            self._tell_all(known)
+
     # -- workers ------------------------------------------------------------------------------
 
     def _from_worker(self, message: wire.Received[FromWorker]) -> None:
@@ -256,6 +268,7 @@ class Pool:
             if self.crew.hello(name, body.pid, message.peer):
                 self.crew.send(self.work, name, Welcome(heartbeat_ms=HEARTBEAT_MS, liveness=0))
                 self._do(self.broker.worker_ready(name, now))
+                self._tell_tried({*self._tried.fingerprints, body.device_fingerprint} - {""})
             else:
                 self.work.send(
                     Shutdown(reason="not a worker of this pool", grace_ms=0), to=message.peer
@@ -341,7 +354,7 @@ class Pool:
 
     def _spawn(self, action: Spawn) -> None:
         try:
-            self.crew.start(action.worker)
+            self.crew.start(action.worker, try_device=not action.device)
         except ChildError as error:
             self._say_once(str(error))
             self._do(self.broker.worker_gone(action.worker, 0, str(error), "", mono_ns()))
@@ -372,26 +385,12 @@ class Pool:
                 session.trace.worker_start(worker, member.child.pid, reason)
 
     def _status(self, token: int, now: int) -> StatusReply:
-        jobs = tuple(self.broker.book.status(now, self.crew.phases()))
-        states = {name: worker.state for name, worker in self.broker.workers.items()}
-        return StatusReply(
-            token=token,
-            role="pool",
-            pid=os.getpid(),
-            uptime_ms=(now - self._started_ns) // 1_000_000,
-            pending=len(jobs),
-            oldest_ms=max((job.age_ms for job in jobs), default=0),
-            jobs=jobs,
-            workers=tuple(self.crew.status(states)),
-            runs=tuple(sorted({session.run_id for session in self._clients.values()})),
-            totals=self._totals(),
-            by_run=self.broker.book.by_run,
+        runs = (session.run_id for session in self._clients.values())
+        totals = report.dropped(self.requests.dropped, self.work.dropped)
+        totals["late_heartbeats"] = self._late_heartbeats
+        return report.status(
+            token, now, self._started_ns, self.broker, self.crew, runs=runs, totals=totals
         )
-
-    def _totals(self) -> dict[str, int]:
-        dropped = Counter(self.requests.dropped) + Counter(self.work.dropped)
-        named = {f"dropped_{name}": count for name, count in dropped.items()}
-        return {**self.broker.book.totals, "late_heartbeats": self._late_heartbeats, **named}
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:

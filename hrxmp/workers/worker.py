@@ -32,8 +32,9 @@ def main(argv: list[str]) -> int:
 
     function = load_function(args.compiler) if args.compiler else None
     compiler = Compiler.from_environment(os.environ, args.scratch, function)
-    compiler.prepare()  # before hello: a job that waits here could run on a worker that is ready
-    link = WorkerLink(args.endpoint, args.run, args.name)
+    # Before hello: a job that waits here could run on a worker that is ready.
+    compiler.prepare(try_device=args.try_device)
+    link = WorkerLink(args.endpoint, args.run, args.name, tried=compiler.tried)
     link.start()
     lifecycle.notify_ready(args.ready_fd)
     return _serve(link, compiler)
@@ -55,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--run", required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--scratch", required=True, help="private folder; the pool removes it")
+    parser.add_argument("--try-device", action="store_true", help="compile a line before hello")
     parser.add_argument("--compiler", default="", help="module:function instead of the real one")
     parser.add_argument("--ready-fd", type=int, default=-1)
     parser.add_argument("--parent-fd", type=int, default=-1)

@@ -33,9 +33,10 @@ _FINISH_S = 2.0
 class WorkerLink:
     """The worker's end of the work link."""
 
-    def __init__(self, endpoint: str, run_id: str, name: str) -> None:
+    def __init__(self, endpoint: str, run_id: str, name: str, tried: str = "") -> None:
         self.inbox: queue.SimpleQueue[CompileJob | None] = queue.SimpleQueue()
         self._endpoint = endpoint
+        self._tried = tried
         self._identity = new_identity(run_id, name)
         self._outbox: collections.deque[tuple[Body, tuple[bytes, ...]]] = collections.deque()
         self._wake = lifecycle.WakeUp()
@@ -82,7 +83,7 @@ class WorkerLink:
         while not (self._finishing and not self._outbox):
             now = mono_ns()
             if not self._welcome and now - said_hello_ns > _HELLO_AGAIN_NS:
-                link.send(_hello())
+                link.send(self._hello())
                 said_hello_ns = now
             elif self._welcome and now >= next_ns:
                 link.send(self._heartbeat(now))
@@ -108,6 +109,15 @@ class WorkerLink:
                 case _:
                     pass
 
+    def _hello(self) -> Hello:
+        return Hello(
+            role="worker",
+            pid=os.getpid(),
+            boot_id=lifecycle.boot_id(),
+            package_version="",
+            device_fingerprint=self._tried,
+        )
+
     def _heartbeat(self, now: int) -> Heartbeat:
         phase, since = self._phase
         return Heartbeat(
@@ -116,7 +126,3 @@ class WorkerLink:
             phase_ns=now - since,
             job_id=self._job_id,
         )
-
-
-def _hello() -> Hello:
-    return Hello(role="worker", pid=os.getpid(), boot_id=lifecycle.boot_id(), package_version="")

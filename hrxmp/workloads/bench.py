@@ -14,7 +14,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -60,8 +60,9 @@ class Counted(GraphCounts, kw_only=True):
         return "mixed" if self.disk_hits else "cold"
 
 
-def main(args: argparse.Namespace, executor: Executor) -> int:
+def main(args: argparse.Namespace, connect: Callable[[], Executor]) -> int:
     """Run all tests; the exit status. Raises HrxmpError on bad flags, models or failures."""
+    executor = connect()
     tests = bench_tests(args)
     shown = _shown_columns(tests)
     printers = [printer(args.output, sys.stdout, shown)]

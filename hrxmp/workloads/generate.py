@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -58,8 +58,11 @@ class Times(msgspec.Struct, kw_only=True):
         )
 
 
-def main(args: argparse.Namespace, executor: Executor) -> int:
-    """Generate; the exit status. Raises HrxmpError on bad flags, files and prompts."""
+def main(args: argparse.Namespace, connect: Callable[[], Executor]) -> int:
+    """Generate; the exit status. Raises HrxmpError on bad flags, files and prompts.
+
+    What needs no device comes first: compile workers open theirs meanwhile.
+    """
     times = Times(begin=time.perf_counter_ns())
     sampler = Sampler(
         SamplingParams(temperature=args.temp, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
@@ -70,6 +73,7 @@ def main(args: argparse.Namespace, executor: Executor) -> int:
     prompt = tokenizer.encode(args.prompt)
     if not args.prompt or not prompt:
         raise UsageError("the prompt is empty", remedy="give some text with -p")
+    executor = connect()
     model = LlamaModel.load(
         executor,
         file,

@@ -9,13 +9,10 @@ import traceback
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hrxmp.errors import HrxmpError
 from hrxmp.workloads import arguments
-
-if TYPE_CHECKING:
-    from hrxmp.executor.engine import Executor
 
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "bench": ("time prefill and decode, as llama-bench does", arguments.add_bench_arguments),
@@ -44,8 +41,7 @@ def run_workload(argv: list[str], connect: Callable[[], Any]) -> int:
     if command not in COMMANDS:
         return _run_script(argv)
     args = parser_of(command).parse_args(rest)
-    executor: Executor = connect()
-    code: int = import_module(f"hrxmp.workloads.{command}").main(args, executor)
+    code: int = import_module(f"hrxmp.workloads.{command}").main(args, connect)
     return code
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Any
 
@@ -78,8 +78,9 @@ class Found(msgspec.Struct, kw_only=True):
         return " ".join([self.kernel, *words])
 
 
-def main(args: argparse.Namespace, executor: Executor) -> int:
+def main(args: argparse.Namespace, connect: Callable[[], Executor]) -> int:
     """Tune, list or clear; the exit status. Raises HrxmpError."""
+    executor = connect()
     table = executor.tuned_table
     if args.clear:
         sys.stdout.write("the tuned choices are removed\n" if table.clear() else "there are none\n")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
@@ -45,8 +45,9 @@ class Summary(msgspec.Struct, kw_only=True):
         return self.verified == self.kernels and not (self.failed or self.refused or self.missing)
 
 
-def main(args: argparse.Namespace, executor: Executor) -> int:
+def main(args: argparse.Namespace, connect: Callable[[], Executor]) -> int:
     """Warm up and verify; 1 when something is missing. Raises HrxmpError."""
+    executor = connect()
     if bool(args.model) == bool(args.from_trace):
         raise UsageError("warm needs a model (-m MODEL) or a trace (--from-trace FILE)")
     if not executor.stores:

@@ -87,9 +87,11 @@ class PoolProcess:
         compiler: str = FAKE,
         workers: int = 2,
         endpoint: str = "",
+        flags: tuple[str, ...] = (),
         **settings: Any,
     ) -> None:
         self.folder = folder
+        self.flags = flags
         self.endpoint = endpoint or f"ipc://{folder}/pool"
         self.compiler = compiler
         self.workers = workers
@@ -103,7 +105,7 @@ class PoolProcess:
 
     def start(self) -> None:
         """Start it and wait until it is ready."""
-        args = ["--bind", self.endpoint, "--workers", str(self.workers)]
+        args = ["--bind", self.endpoint, "--workers", str(self.workers), *self.flags]
         if self.compiler:
             args += ["--compiler", self.compiler]
         environ = {**os.environ, **self.settings.to_environment()}

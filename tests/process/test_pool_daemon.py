@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from hrxmp import records
-from tests.process.pool_fixture import make_request, outcome, running_pool
+from hrxmp.kernels.store import Store
+from tests.process.pool_fixture import PATIENCE_S, make_request, outcome, running_pool
 from tests.process.run_process import PROGRAMS, ROOT, Finished, hrxmp_run
 
 CASES = PROGRAMS / "backend_cases.py"
@@ -62,6 +63,40 @@ def test_a_broken_driver_stops_neither_the_pool_nor_its_status(tmp_path: Path) -
             assert "pyopencl" in found.error.message
             assert pool.status()[0].role == "pool"
             client.close()
+
+
+def test_a_driver_that_kills_who_tries_it_keeps_no_job_from_its_worker(tmp_path: Path) -> None:
+    """Workers that were started before anybody asked die while they try the device: the executor
+    is told that none has, and its job gets a worker that does not try."""
+    (tmp_path / "pyopencl.py").write_text(
+        "import os, sys\n"
+        "if '--try-device' in sys.argv: os.abort()\n"
+        "raise ImportError('no pyopencl here')\n"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        with running_pool(compiler="", flags=("--expects-compiles",)) as pool:
+            client = pool.client()
+            assert not client.tried("any device", PATIENCE_S)
+            found = outcome(client.request(make_request(n=1), 1))
+            assert (found.outcome, found.compiler_started) == ("setup", False)
+            assert "no pyopencl here" in found.error.message
+            client.close()
+
+
+def test_workers_start_unasked_where_compiles_are_expected_and_the_store_is_empty() -> None:
+    with running_pool(flags=("--expects-compiles",)) as pool:
+        assert len(pool.status()[0].workers) == 2
+        client = pool.client()
+        assert outcome(client.request(make_request(n=1), 1)).error is None
+        assert pool.status()[0].totals["compiles"] == 1
+        client.close()
+        pool.stop()
+        kept = make_request(n=1)
+        assert Store(Path(pool.settings.cache)).put(kept.key, kept.components, b"b", "fake") == ""
+        pool.start()
+        assert pool.status()[0].workers == ()
 
 
 def test_x20_a_stale_lock_in_pyopencls_cache_is_not_even_looked_at(tmp_path: Path) -> None:

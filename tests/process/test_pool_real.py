@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hrxmp.identity import fingerprint
 from hrxmp.kernels import build, dispatch
 from hrxmp.kernels.device import Device, list_devices, open_device, prepare_loader
 from hrxmp.kernels.entry import StoreEntry
@@ -15,7 +16,7 @@ from hrxmp.kernels.launch import Launch
 from hrxmp.kernels.loader import opencl
 from hrxmp.kernels.store import Store
 from hrxmp.messages import CompileRequest
-from tests.process.pool_fixture import outcome, running_pool
+from tests.process.pool_fixture import PATIENCE_S, outcome, running_pool
 
 _ids = count(1_000_000)
 prepare_loader()
@@ -75,6 +76,17 @@ def test_a_kernel_is_compiled_elsewhere_and_runs_here(device: Device) -> None:
         again = outcome(client.request(wish(device, launch), 2))
         assert (again.via, again.binary) == ("disk", first.binary)
         assert again.compile_ns == first.compile_ns  # what a load of it is measured against
+        client.close()
+
+
+def test_a_worker_that_starts_unasked_tells_that_the_device_works(device: Device) -> None:
+    """The device that it tries is the setting's, so no other is said to work."""
+    with running_pool(
+        compiler="", device=device.spec, workers=1, flags=("--expects-compiles",)
+    ) as pool:
+        client = pool.client()
+        assert client.tried(fingerprint(*device.key_fields()), PATIENCE_S)
+        assert not client.tried(fingerprint("another", *device.key_fields()[1:]), PATIENCE_S)
         client.close()
 
 

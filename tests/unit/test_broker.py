@@ -524,6 +524,21 @@ def test_expected_compiles_find_their_workers_started() -> None:
     assert pool.workers[other.worker].device == "two"
 
 
+def test_workers_that_nobody_asked_for_try_their_device() -> None:
+    """One that dies of it is none too few: a job gets an ordinary one in its place."""
+    pool = broker(workers=2)
+    first, second = of(Spawn, pool.expect(0))
+    assert pool.trying
+    pool.worker_ready(first.worker, 1)
+    assert pool.trying
+    pool.worker_gone(second.worker, 7, "signal 6 (SIGABRT)", "", 2)
+    assert not pool.trying
+    pool.recycle(first.worker, "another test", 3)
+    pool.worker_gone(first.worker, 6, "exit code 0", "", 4)
+    assert [s.device for s in of(Spawn, pool.submit(request(1, "a", device="one"), 5))] == ["one"]
+    assert not pool.trying
+
+
 def test_expected_compiles_count_the_workers_that_jobs_have_brought() -> None:
     pool = broker(workers=4)
     started = pool.submit(request(1, "a", device="one"), 0)

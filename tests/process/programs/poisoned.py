@@ -52,7 +52,7 @@ def main(model: str) -> None:
     executor = hrxmp.connect()
     poison_everything(alone="--sync-jit" in sys.argv)
     flags = ["-m", model, "-p", "0", "-n", "0", "-pg", "16,4", "-r", "2", "--no-warmup"]
-    bench.main(parser_of("bench").parse_args([*flags, "-o", "json"]), executor)
+    bench.main(parser_of("bench").parse_args([*flags, "-o", "json"]), lambda: executor)
 
 
 if __name__ == "__main__":
