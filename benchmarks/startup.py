@@ -40,7 +40,7 @@ import sys
 import numpy as np
 import hrxmp
 from hrxmp import Graph
-graph, widths = Graph(uid=1), [64 * (i + 1) for i in range(int(sys.argv[1]))]
+graph, widths = Graph(uid=1), [512 + 16 * i for i in range(int(sys.argv[1]))]
 inputs = {f"x{k}": np.ones((1, k), np.float32) for k in widths}
 for k in widths:
     graph.output(graph.rms_norm(graph.input(f"x{k}", (1, k)), 1e-5), f"y{k}")
@@ -57,7 +57,9 @@ class Bench:
 
     def __init__(self, model: str, workers: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="startup-"))
-        self.store = self.folder / "store"
+        self.store = self.folder / "cold"
+        self.full = self.folder / "full"
+        """The store of warm starts: the kernels of prompt and decode are in it."""
         self.generate = ["generate", "-m", model, "-p", PROMPT, "-n", "1", "--temp", "0"]
         self.workers = workers
         self.environ = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
@@ -67,14 +69,18 @@ class Bench:
         """Remove the store and everything else."""
         shutil.rmtree(self.folder)
 
-    def cold(self) -> None:
-        """Empty the store."""
-        shutil.rmtree(self.store, ignore_errors=True)
+    def fill(self) -> None:
+        """Byte code, the model's pages in memory, and the full store."""
+        longer = [*self.generate[:-4], "-n", "3", "--temp", "0"]
+        for options in MODES.values():
+            self.start(options, longer, warm=True)
 
-    def start(self, options: Sequence[str], command: Sequence[str]) -> Start:
-        """Run to the end; when it began, when its first byte came."""
+    def start(self, options: Sequence[str], command: Sequence[str], *, warm: bool = False) -> Start:
+        """Run to the end; when it began, when its first byte came. Cold: with an empty store."""
+        store = self.full if warm else self.store
+        shutil.rmtree(self.store, ignore_errors=True)
         line = [sys.executable, "-m", "hrxmp", "run", "--workers", self.workers, *options]
-        line += ["--cache", str(self.store), *command]
+        line += ["--cache", str(store), *command]
         begin = time.monotonic_ns()
         process = subprocess.Popen(
             line, cwd=ROOT, env=self.environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -89,11 +95,11 @@ class Bench:
             raise SystemExit(f"{' '.join(line)} failed")
         return Start(begin, zero, byte)
 
-    def traced(self, options: Sequence[str]) -> tuple[Start, list[Event]]:
+    def traced(self, options: Sequence[str], *, warm: bool = False) -> tuple[Start, list[Event]]:
         """A run of `generate` and its trace."""
         path = self.folder / "trace"
         path.unlink(missing_ok=True)
-        start = self.start(["--trace-output", str(path), *options], self.generate)
+        start = self.start(["--trace-output", str(path), *options], self.generate, warm=warm)
         return start, [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -129,12 +135,9 @@ def _zero_of(launcher: int) -> int:
 def times(bench: Bench, rounds: int) -> None:
     """Medians of cold and warm starts, in turns."""
     found: dict[str, list[float]] = {}
-    bench.start([], bench.generate)  # byte code, and the model's pages
     for _ in range(rounds):
         for state, (mode, options) in itertools.product(("cold", "warm"), MODES.items()):
-            if state == "cold":
-                bench.cold()
-            seconds = bench.start(options, bench.generate).seconds
+            seconds = bench.start(options, bench.generate, warm=state == "warm").seconds
             found.setdefault(f"{state}, {mode}", []).append(seconds)
     rows = [(name, spread(seconds)) for name, seconds in found.items()]
     print(table(["", "seconds (lowest to highest)"], rows))
@@ -152,13 +155,10 @@ def spread(seconds: Sequence[float]) -> str:
 
 def where(bench: Bench, rounds: int) -> None:
     """A table of phases, one after the other, and what ran beside them; medians in ms."""
-    bench.start([], bench.generate)
     columns: dict[str, list[list[Row]]] = {}
     for _ in range(rounds):
         for state, (mode, options) in itertools.product(("cold", "warm"), MODES.items()):
-            if state == "cold":
-                bench.cold()
-            phases, beside = taken_apart(*bench.traced(options))
+            phases, beside = taken_apart(*bench.traced(options, warm=state == "warm"))
             columns.setdefault(f"{state}, {mode}", []).append([*phases, *beside])
     names = [name for name, _ in next(iter(columns.values()))[0]]
     cells = {
@@ -188,7 +188,8 @@ def taken_apart(start: Start, trace: Sequence[Event]) -> tuple[list[Row], list[R
     ends = [e["t_ns"] for e in trace if e["event"] == "compile-end" and e["request"] in needed]
 
     def total(event: str, column: str) -> float:
-        return sum(e[column] for e in trace if e["event"] == event and e["exec"] == 1) / 1e6
+        found = (e[column] for e in trace if e["event"] == event and e["exec"] == 1)
+        return float(sum(found)) / 1e6
 
     beside = [
         ("whole", (start.byte - start.begin) / 1e6),
@@ -279,7 +280,6 @@ def growth(bench: Bench, rounds: int) -> None:
     for kernels in KERNELS:
         found: dict[str, list[float]] = {mode: [] for mode in MODES}
         for _, (mode, options) in itertools.product(range(rounds), MODES.items()):
-            bench.cold()
             found[mode].append(bench.start(options, [str(script), str(kernels)]).seconds)
         middle = {mode: statistics.median(seconds) for mode, seconds in found.items()}
         ratio = middle["asynchronous"] / middle["synchronous"]
@@ -294,11 +294,9 @@ def schedule(bench: Bench, rounds: int) -> None:
     """SIMULATED makespans of a real trace's compiles; the trace with the median sum counts."""
     traces = []
     for _ in range(rounds):
-        bench.cold()
-        start, trace = bench.traced(["--workers", "1"])
-        traces.append((start, compiles(trace)))
-    _, found = sorted(traces, key=lambda item: sum(item[1].values()))[rounds // 2]
-    lengths = list(found.values())
+        _, trace = bench.traced(["--workers", "1"])
+        traces.append([*compiles(trace).values()])
+    lengths = sorted(traces, key=sum)[rounds // 2]
     print(
         f"Simulated, not measured: the {len(lengths)} compiles of a real cold start with one "
         f"worker ({sum(lengths):.0f} ms), laid onto more workers of one speed, all ready at once:\n"
@@ -344,6 +342,7 @@ def main() -> None:
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
     bench = Bench(args.model, args.workers)
     try:
+        bench.fill()
         for part in args.parts or PARTS:
             PARTS[part](bench, args.rounds)
     finally:

@@ -1,7 +1,7 @@
 """Text to tokens and back, from the vocabulary in a GGUF file (byte-level BPE, "gpt2").
 
 Runs in the executor process. Splitting and merging is the `tokenizers` library's; the tables come
-from the file each time (about 50 ms), nothing is cached on disk. Decoding works on bytes, so that
+from the file each time (about 70 ms), nothing is cached on disk. Decoding works on bytes, so that
 a character spread over several tokens comes out whole.
 """
 
@@ -42,14 +42,16 @@ class Tokenizer:
     def __init__(
         self,
         encoder: Encoder,
-        pieces: list[bytes],
+        tokens: list[str],
+        types: list[int],
         *,
         bos: int | None,
         add_bos: bool,
         ends: frozenset[int],
     ) -> None:
         self._encoder = encoder
-        self._pieces = pieces
+        self._tokens = tokens
+        self._types = types
         self.bos = bos
         self.add_bos = add_bos
         self.ends = ends
@@ -72,7 +74,8 @@ class Tokenizer:
         add_bos = file.metadata.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe")
         return cls(
             _encoder(file, pre, tokens, types),
-            _pieces(tokens, types),
+            tokens,
+            types,
             bos=bos,
             add_bos=bool(add_bos) and bos is not None,
             ends=_ends(file, tokens, types),
@@ -81,7 +84,7 @@ class Tokenizer:
     @property
     def n_vocab(self) -> int:
         """Number of token ids."""
-        return len(self._pieces)
+        return len(self._tokens)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; special tokens in it are parsed."""
@@ -91,7 +94,8 @@ class Tokenizer:
 
     def piece(self, token: int) -> bytes:
         """The UTF-8 bytes of one token; empty for control tokens."""
-        return self._pieces[token]
+        kind = self._types[token]
+        return b"" if kind in _HIDDEN_TYPES else _bytes(self._tokens[token], kind)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD."""
@@ -161,20 +165,14 @@ def _byte_of_character() -> dict[str, int]:
     return table | {chr(0x100 + index): byte for index, byte in enumerate(moved)}
 
 
-def _pieces(tokens: list[str], types: list[int]) -> list[bytes]:
-    # str.translate to Latin-1 runs in C; a loop over characters would take 0.1 s.
-    table = {ord(character): byte for character, byte in _byte_of_character().items()}
-    return [
-        b"" if kind in _HIDDEN_TYPES else _bytes(text, table, kind)
-        for text, kind in zip(tokens, types, strict=True)
-    ]
+_BYTES = {ord(character): byte for character, byte in _byte_of_character().items()}
 
 
-def _bytes(text: str, table: dict[int, int], kind: int) -> bytes:
+def _bytes(text: str, kind: int) -> bytes:
     if kind == 4:  # user-defined tokens are plain text
         return text.encode("utf-8", "replace")
     try:
-        return text.translate(table).encode("latin-1")
+        return text.translate(_BYTES).encode("latin-1")
     except UnicodeEncodeError:  # a character outside the alphabet stands for itself
         return text.encode("utf-8", "replace")
 
