@@ -8,6 +8,7 @@ off an execution reads one attribute for it and nothing else.
 from __future__ import annotations
 
 import math
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,7 +16,8 @@ from time import monotonic_ns
 
 from hrxmp import records
 from hrxmp.dtypes import DType
-from hrxmp.errors import DeviceError, HrxmpError
+from hrxmp.errors import DeviceError, GraphError, HrxmpError
+from hrxmp.executor import library_pages
 from hrxmp.executor.counts import EngineStats, GraphCounts
 from hrxmp.executor.execution import Array, Compiled, Execution, Run, info
 from hrxmp.executor.findings import Sanitizing
@@ -24,7 +26,7 @@ from hrxmp.executor.guard import Guard
 from hrxmp.executor.jit import Cause, Jit, Wanted
 from hrxmp.executor.kernel_table import KernelTable
 from hrxmp.executor.lowering import lower
-from hrxmp.executor.memory import Memory
+from hrxmp.executor.memory import Memory, Read
 from hrxmp.executor.prepared_program import PreparedProgram
 from hrxmp.executor.profile import Profile
 from hrxmp.executor.trial import Trial
@@ -32,7 +34,7 @@ from hrxmp.graph import Graph, Storage
 from hrxmp.kernels import build, dispatch
 from hrxmp.kernels.device import Device, DeviceInfo
 from hrxmp.kernels.keys import KeyComponents, Variant
-from hrxmp.kernels.layout import pack, packed_bytes
+from hrxmp.kernels.layout import packed_bytes
 from hrxmp.kernels.loader import opencl
 from hrxmp.kernels.tuned import TunedTable
 from hrxmp.trace import Tracer
@@ -66,9 +68,11 @@ class Executor:
         self._programs = GraphPrograms()
         self._wanted: dict[Variant, Wanted] = {}
         self._prepared: OrderedDict[tuple[int, str], PreparedProgram] = OrderedDict()
+        self._latest: tuple[weakref.ref[Graph], str, PreparedProgram] | None = None
         self._failed = ""
         self._profile: Profile | None = None
         self.tuned_table = tuned_table or TunedTable(None, device.key_fields())
+        library_pages.give_back()  # the device is open, and the model's memory is still to come
 
     # -- memory ------------------------------------------------------------------------------
 
@@ -96,17 +100,18 @@ class Executor:
 
     def upload_weight(
         self, name: str, raw: Array, dtype: DType, shape: tuple[int, ...],
-        storage: Storage | None = None,
+        storage: Storage | None = None, read: Read = lambda _nbytes: None,
     ) -> Storage:  # fmt: skip
         """Device memory with a weight, arranged as the device's kernels want it.
 
-        `raw` holds ggml's bytes (uint8) of `shape`, numpy order; it is read in pieces. `storage` is
-        what `weight_storage` gave for it, if it did.
+        `raw` holds ggml's bytes (uint8) of `shape`, numpy order; it is read in pieces, and `read`
+        is told the bytes of each. `storage` is what `weight_storage` gave for it, if it did.
         """
+        nbytes = dtype.row_bytes(math.prod(shape))
+        if raw.nbytes != nbytes:
+            raise GraphError(f"{name}: {raw.nbytes} bytes, {nbytes} expected")
         storage = storage or self.weight_storage(name, dtype, shape)
-        if len(shape) == 2:
-            raw = pack(storage.layout, dtype, shape[0], shape[1], raw)
-        self._memory.upload(storage, raw)
+        self._memory.upload_weight(storage, dtype, shape, raw, read)
         return storage
 
     def weight_storage(self, name: str, dtype: DType, shape: tuple[int, ...]) -> Storage:
@@ -195,6 +200,7 @@ class Executor:
     def forget_kernels(self) -> None:
         """Forget prepared programs and loaded kernels: the next execution starts from the store."""
         self._prepared.clear()
+        self._latest = None
         self._jit.forget()
 
     def trial(self, graph: Graph) -> Trial:
@@ -227,6 +233,7 @@ class Executor:
         try:
             outputs = self._run(graph, inputs or {}, upcoming, run)
         except BaseException as error:  # also an interrupt: what began must end in the trace
+            self.finish()  # the next execution writes its inputs to an idle device
             self._finish(run, begin, error)
             raise
         return Execution(
@@ -240,8 +247,7 @@ class Executor:
     def _run(
         self, graph: Graph, inputs: Mapping[str, Array], upcoming: Graph | None, run: Run
     ) -> dict[str, Array]:
-        program = self._program(graph, run)
-        prepared = self._prepared_for(program, graph, run)
+        prepared = self._find_prepared(graph, run)
         run.replayed = prepared.ready
         if prepared.ready and self._profile is not None:
             return self._profile.replay(prepared, inputs)
@@ -292,6 +298,20 @@ class Executor:
         if run is not None:
             run.program, run.program_hit = program.program, hit
         return program
+
+    def _find_prepared(self, graph: Graph, run: Run) -> PreparedProgram:
+        """The graph's prepared program; no table is asked for that of the execution before."""
+        latest, digest = self._latest, graph.digest()
+        if latest is not None and latest[0]() is graph and latest[1] is digest:
+            prepared = latest[2]
+            self.stats.program_hits += 1
+            self.stats.prepared_hits += 1
+            run.program = prepared.program.program
+            run.program_hit = run.prepared_hit = True
+            return prepared
+        prepared = self._prepared_for(self._program(graph, run), graph, run)
+        self._latest = (weakref.ref(graph), digest, prepared) if graph.uid else None
+        return prepared
 
     def _prepared_for(self, program: GraphProgram, graph: Graph, run: Run) -> PreparedProgram:
         key = program.program, graph.memory_key()

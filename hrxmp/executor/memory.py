@@ -9,23 +9,32 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hrxmp.dtypes import DType
 from hrxmp.errors import DeviceMemoryError, GraphError
 from hrxmp.graph import Storage
 from hrxmp.kernels.device import Device
 from hrxmp.kernels.layer import STATE_BYTES
+from hrxmp.kernels.layout import LANES, pack
 from hrxmp.kernels.loader import opencl
 from hrxmp.kernels.pages import LargePages
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
+Array = np.ndarray[Any, Any]
+Read = Callable[[int], None]
+"""Told how many more bytes of a weight have been read."""
+
 _CHUNK_BYTES = 64 << 20
 _LEAST_BYTES = 64
+_ALIGNMENT = 128
+_PIECE_BYTES = 1 << 20
+"""About as much of a weight is packed at a time."""
 _LARGE_BYTES = 256 << 10
 """From here on a CPU device's buffers lie in large pages."""
 
@@ -40,6 +49,7 @@ class Memory:
         self._pages = LargePages()
         self._arena: list[cl.Buffer] = []
         self._state: cl.Buffer | None = None
+        self._shared = device.traits.is_cpu and self._works_in_host_memory()
 
     def buffer(self, storage: Storage) -> cl.Buffer:
         """The storage's buffer, allocated at first need; DeviceMemoryError without room."""
@@ -72,17 +82,48 @@ class Memory:
             self._cl.enqueue_copy(self._device.queue, self._state, zero, is_blocking=True)
         return self._state
 
-    def upload(self, storage: Storage, data: np.ndarray[Any, Any], offset: int = 0) -> None:
+    def upload(self, storage: Storage, data: Array, offset: int = 0) -> None:
         """Copy a contiguous host array into the storage, in pieces, straight from its pages."""
         flat = np.ascontiguousarray(data).view(np.uint8).reshape(-1)
         if offset + flat.nbytes > storage.nbytes:
             raise GraphError(f"{storage}: {flat.nbytes} bytes at {offset} do not fit")
         buffer = self.buffer(storage)
+        shared = self.host_bytes(buffer)
+        if shared is not None:
+            self._device.queue.finish()
+            shared[offset : offset + flat.nbytes] = flat
+            return
         for begin in range(0, flat.nbytes, _CHUNK_BYTES):
             piece = flat[begin : begin + _CHUNK_BYTES]
             self._cl.enqueue_copy(
                 self._device.queue, buffer, piece, dst_offset=offset + begin, is_blocking=True
             )
+
+    def upload_weight(
+        self, storage: Storage, dtype: DType, shape: tuple[int, ...], raw: Array, read: Read
+    ) -> None:
+        """Bring ggml's bytes of a weight into its storage's layout, a piece at a time."""
+        if storage.layout == "ggml":
+            self.upload(storage, raw)
+            read(raw.nbytes)
+            return
+        n, k = shape
+        row, at = dtype.row_bytes(k), 0
+        step = max(1, _PIECE_BYTES // (row * LANES)) * LANES
+        for begin in range(0, n, step):
+            rows = min(step, n - begin)
+            piece = raw[begin * row : (begin + rows) * row]
+            packed = pack(storage.layout, dtype, rows, k, piece)
+            self.upload(storage, packed, at)
+            at += packed.nbytes
+            read(piece.nbytes)
+
+    def host_bytes(self, buffer: cl.Buffer) -> Array | None:
+        """A buffer of ours as bytes of the host, if the device works in the host's memory.
+
+        What is stored there while the device is idle, later launches see, and the other way round.
+        """
+        return np.frombuffer(buffer.hostbuf, np.uint8) if self._shared else None
 
     def held(self) -> dict[str, int]:
         """Bytes by what holds them: `weight`, `cache_k`, `activations`, ..."""
@@ -98,17 +139,31 @@ class Memory:
         return sum(self.held().values())
 
     def _allocate(self, nbytes: int, name: str) -> cl.Buffer:
-        context, flags = self._device.context, self._cl.mem_flags
         try:
             if not self._device.traits.is_cpu:
                 return self._on_gpu(max(nbytes, _LEAST_BYTES), name)
             if nbytes < _LARGE_BYTES:
-                kind = flags.READ_WRITE | flags.ALLOC_HOST_PTR
-                return self._cl.Buffer(context, kind, max(nbytes, _LEAST_BYTES))
-            view = self._pages.take(nbytes)  # the buffer keeps it
-            return self._cl.Buffer(context, flags.READ_WRITE | flags.USE_HOST_PTR, hostbuf=view)
+                return self._on_host(_aligned(max(nbytes, _LEAST_BYTES)))
+            return self._on_host(self._pages.take(nbytes))
         except (self._cl.Error, OverflowError, OSError, MemoryError) as error:
             raise self._out_of_memory(nbytes, name) from error
+
+    def _on_host(self, view: memoryview | Array) -> cl.Buffer:
+        """A buffer on the host's memory, which it keeps alive."""
+        flags = self._cl.mem_flags.READ_WRITE | self._cl.mem_flags.USE_HOST_PTR
+        return self._cl.Buffer(self._device.context, flags, hostbuf=view)
+
+    def _works_in_host_memory(self) -> bool:
+        """Tried, because a driver may also keep a copy of its own: both ways, on one line."""
+        cl, queue = self._cl, self._device.queue
+        view, found = _aligned(_LEAST_BYTES), np.zeros(_LEAST_BYTES, np.uint8)
+        buffer = self._on_host(view)
+        cl.enqueue_fill_buffer(queue, buffer, np.uint8(1), 0, _LEAST_BYTES)
+        queue.finish()
+        device_to_host = bool(view.all())
+        view[:] = 2
+        cl.enqueue_copy(queue, found, buffer, is_blocking=True)
+        return device_to_host and bool((found == 2).all())
 
     def _on_gpu(self, nbytes: int, name: str) -> cl.Buffer:
         """NVIDIA's driver promises any amount and fails at first use: have it keep its word now."""
@@ -129,6 +184,13 @@ class Memory:
             f"({info.memory_bytes / 1e6:.0f} MB); held so far: {holders or 'nothing'}",
             remedy="a shorter context or another device needs less",
         )
+
+
+def _aligned(nbytes: int) -> Array:
+    """New zeros from a multiple of `_ALIGNMENT` on, as every driver here wants a buffer to be."""
+    whole = np.zeros(nbytes + _ALIGNMENT, np.uint8)
+    start = -whole.ctypes.data % _ALIGNMENT
+    return whole[start : start + nbytes]
 
 
 def _kind(name: str) -> str:

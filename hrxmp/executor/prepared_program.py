@@ -7,6 +7,7 @@ them. A replay writes the inputs and enqueues; it allocates, formats and looks u
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from hrxmp.errors import DeviceError, GraphError
 from hrxmp.executor.findings import Findings
-from hrxmp.executor.graph_program import Command, GraphProgram
+from hrxmp.executor.graph_program import Command, GraphProgram, Port
 from hrxmp.executor.memory import Memory
 from hrxmp.graph import Storage
 from hrxmp.kernels.device import Device
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Bound = tuple["cl.Kernel", tuple[int, ...], tuple[int, ...]]
 """A kernel with its arguments, and the sizes to launch it with."""
+Copy = tuple["cl.Buffer", int, Array]
+"""Bytes of a buffer from an offset on, and the host's array that they are copied from or to."""
 
 
 class PreparedProgram:
@@ -57,7 +60,10 @@ class PreparedProgram:
         """By slot."""
         self._bound = 0
         self._launches: list[Bound] = []
-        self._held: dict[str, Array] = {}
+        self._inputs, self._to_device = self._host_sides(program.inputs, memory)
+        self._outputs, self._to_host = self._host_sides(program.outputs, memory)
+        self._writes: list[cl.Event] = []
+        """Kept while they are under way: pyopencl waits for a copy whose event is dropped."""
 
     @property
     def bound(self) -> int:
@@ -102,35 +108,59 @@ class PreparedProgram:
         return [enqueue(queue, *launch) for launch in self._launches]
 
     def write_inputs(self, values: Mapping[str, Array]) -> None:
-        """Enqueue the copies of this execution's inputs. GraphError when they do not fit."""
-        ports = self.program.inputs
-        if values.keys() != ports.keys():
-            raise GraphError(f"inputs {sorted(values)} given, {sorted(ports)} expected")
-        for name, value in values.items():
-            port = ports[name]
-            data = np.ascontiguousarray(value, port.dtype)
-            if data.shape != port.shape:
-                raise GraphError(f"input {name!r}: shape {data.shape} given, {port.shape} expected")
-            self._held[name] = data  # the copy may be under way until the outputs are read
-            self._cl.enqueue_copy(
-                self._device.queue, self.buffers[port.slot], data,
-                dst_offset=port.offset, is_blocking=False,
-            )  # fmt: skip
+        """Put this execution's inputs in their place. GraphError when they do not fit.
+
+        The device must be idle: it may work in the very memory that is written here.
+        """
+        inputs = self._inputs
+        if values.keys() != inputs.keys():
+            raise GraphError(f"inputs {sorted(values)} given, {sorted(inputs)} expected")
+        for name, side in inputs.items():
+            value = np.asarray(values[name])
+            if value.shape != side.shape:
+                raise GraphError(
+                    f"input {name!r}: shape {value.shape} given, {side.shape} expected"
+                )
+            side[...] = value
+        copy, queue = self._cl.enqueue_copy, self._device.queue
+        self._writes = [
+            copy(queue, buffer, side, dst_offset=offset, is_blocking=False)
+            for buffer, offset, side in self._to_device
+        ]
 
     def read_outputs(self) -> dict[str, Array]:
         """Wait for the execution and fetch its outputs. DeviceError when a kernel failed."""
-        found = {}
+        copy, queue = self._cl.enqueue_copy, self._device.queue
+        outputs = self._outputs
         try:
-            for name, port in self.program.outputs.items():
-                found[name] = np.empty(port.shape, port.dtype)
-                self._cl.enqueue_copy(
-                    self._device.queue, found[name], self.buffers[port.slot],
-                    src_offset=port.offset, is_blocking=True,
-                )  # fmt: skip
-            if not found:
-                self._device.queue.finish()
+            if self._to_host:  # what a copy leaves is the caller's; the next one gets new memory
+                outputs = {name: np.empty_like(side) for name, side in outputs.items()}
+                for (buffer, offset, _), side in zip(self._to_host, outputs.values(), strict=True):
+                    copy(queue, side, buffer, src_offset=offset, is_blocking=True)
+                return outputs
+            queue.finish()
         except self._cl.Error as error:
             raise DeviceError(
                 f"the device failed while it ran graph program {self.program.program}: {error}"
             ) from error
-        return found
+        return {name: side.copy() for name, side in outputs.items()}
+
+    def _host_sides(
+        self, ports: Mapping[str, Port], memory: Memory
+    ) -> tuple[dict[str, Array], list[Copy]]:
+        """Arrays of the host through which the ports are written or read, and the copies it takes.
+
+        On a device that works in the host's memory the array is the port, and there is no copy.
+        """
+        sides: dict[str, Array] = {}
+        copies: list[Copy] = []
+        for name, port in ports.items():
+            buffer = self.buffers[port.slot]
+            shared = memory.host_bytes(buffer)
+            if shared is None:
+                sides[name] = np.zeros(port.shape, port.dtype)
+                copies.append((buffer, port.offset, sides[name]))
+            else:
+                end = port.offset + math.prod(port.shape) * np.dtype(port.dtype).itemsize
+                sides[name] = shared[port.offset : end].view(port.dtype).reshape(port.shape)
+        return sides, copies

@@ -63,6 +63,7 @@ class LlamaModel:
         self._weights = weights
         self._cache = cache
         self._graphs: OrderedDict[tuple[int, bool], Graph] = OrderedDict()
+        self._one = {name: np.zeros(1, np.int32) for name in ("tokens", "positions")}
 
     @classmethod
     def load(
@@ -106,13 +107,19 @@ class LlamaModel:
         result = None
         for begin in range(0, len(ids), self.ubatch):
             part = ids[begin : begin + self.ubatch]
-            last = begin + len(part) == len(ids)
-            result = self._execute(part, logits=logits and last)
+            wanted = logits and begin + len(part) == len(ids)
+            positions = np.arange(self.length, self.length + len(part), dtype=np.int32)
+            inputs = {"tokens": part, "positions": positions}
+            result = self._execute(self.graph(len(part), logits=wanted), inputs, len(part))
         return result
 
     def decode(self, token: int) -> Logits:
         """Append one token; the logits [n_vocab] after it."""
-        logits = self._execute(self._checked((token,)), logits=True)
+        self._check(1, token, token)
+        one = self._one  # an execution has read its inputs when it returns
+        one["tokens"][0] = token
+        one["positions"][0] = self.length
+        logits = self._execute(self.graph(1), one, 1)
         if logits is None:
             raise ModelError("a decode execution gave no logits")
         return logits
@@ -130,32 +137,36 @@ class LlamaModel:
         self._graphs.move_to_end(key)
         return self._graphs[key]
 
-    def _execute(self, ids: NDArray[np.int32], *, logits: bool) -> Logits | None:
-        positions = np.arange(self.length, self.length + len(ids), dtype=np.int32)
+    def _execute(
+        self, graph: Graph, inputs: dict[str, NDArray[np.int32]], count: int
+    ) -> Logits | None:
         execution = self.executor.execute(
-            self.graph(len(ids), logits=logits),
-            {"tokens": ids, "positions": positions},
-            upcoming=self.graph(1),
+            graph, inputs, upcoming=self.graph(1) if count > 1 else None
         )
-        self.length += len(ids)
+        self.length += count
         if self.on_execution:
             self.on_execution(execution)
-        return execution.outputs["logits"].reshape(-1) if logits else None
+        logits = execution.outputs.get("logits")
+        return None if logits is None else logits.reshape(-1)
 
     def _checked(self, tokens: Sequence[int]) -> NDArray[np.int32]:
         ids = np.asarray(tokens, dtype=np.int64)
         if ids.size == 0:
             raise UsageError("the prompt is empty: at least one token is needed")
-        if ids.min() < 0 or ids.max() >= self.config.n_vocab:
+        self._check(ids.size, int(ids.min()), int(ids.max()))
+        return ids.astype(np.int32)
+
+    def _check(self, count: int, least: int, most: int) -> None:
+        """Whether `count` more tokens fit, with ids from `least` to `most`."""
+        if least < 0 or most >= self.config.n_vocab:
             raise UsageError(f"token ids must lie in 0 to {self.config.n_vocab - 1}")
-        if self.length + ids.size > self.context:
+        if self.length + count > self.context:
             raise ModelError(
-                f"{ids.size} tokens after {self.length} are more than the context of "
+                f"{count} tokens after {self.length} are more than the context of "
                 f"{self.context} tokens",
                 remedy="shorten the prompt, or raise the context up to the model's "
                 f"{self.config.context_length}",
             )
-        return ids.astype(np.int32)
 
 
 def generate(
@@ -217,12 +228,16 @@ def _allocate(executor: Executor, config: LlamaConfig, capacity: int, dtype: DTy
 
 def _upload_all(executor: Executor, file: GgufFile, weights: LlamaWeights) -> None:
     """Every tensor on the device; the file's pages are given back as it goes."""
-    read = 0
+    held = 0
+
+    def read(nbytes: int) -> None:
+        nonlocal held
+        held += nbytes
+        if held > _RELEASE_BYTES:
+            file.release()
+            held = 0
+
     for tensor in file.tensors.values():
         storage = weights.storages[tensor.name]
-        executor.upload_weight(tensor.name, tensor.data, tensor.dtype, tensor.shape, storage)
-        read += tensor.data.nbytes
-        if read > _RELEASE_BYTES:
-            file.release()
-            read = 0
+        executor.upload_weight(tensor.name, tensor.data, tensor.dtype, tensor.shape, storage, read)
     file.release()

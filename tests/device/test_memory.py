@@ -1,0 +1,162 @@
+"""Inputs, outputs and weights in device memory: in place where the device works in the host's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from hrxmp.clock import mono_ns
+from hrxmp.dtypes import DType
+from hrxmp.errors import CompileForbiddenError, GraphError
+from hrxmp.executor import library_pages
+from hrxmp.executor.engine import Executor
+from hrxmp.executor.session import Link, Session
+from hrxmp.graph import Graph, Storage
+from hrxmp.identity import new_run_id
+from hrxmp.kernels.device import Device
+from hrxmp.kernels.layout import pack
+from hrxmp.kernels.loader import opencl
+from hrxmp.settings import Settings
+
+RANDOM = np.random.default_rng(8)
+
+
+@pytest.fixture(scope="module")
+def executor(device: Device, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
+    """An executor with synchronous JIT and a store of its own."""
+    folder = tmp_path_factory.mktemp("store")
+    settings = Settings(async_jit=False, device=device.spec, cache=str(folder))
+    session = Session(settings, Link(run_id=new_run_id(), run_begin_ns=mono_ns()))
+    yield session.executor
+    session.close("ok")
+
+
+def tripled(uid: int, shape: tuple[int, ...] = (7, 33)) -> Graph:
+    graph = Graph(uid=uid)
+    graph.output(graph.scale(graph.input("x", shape), 3.0), "y")
+    return graph
+
+
+@pytest.mark.parametrize("nbytes", [4, 100, 5000, 300_000])
+def test_the_bytes_of_a_buffer_on_the_host_are_the_device_s(
+    executor: Executor, nbytes: int
+) -> None:
+    buffer = executor.memory.buffer(Storage(nbytes, "x"))
+    host = executor.memory.host_bytes(buffer)
+    if executor.device.kind != "cpu":
+        assert host is None
+        return
+    assert host is not None, "Intel's runtime and PoCL work in the host's memory"
+    assert host.ctypes.data % 128 == 0
+    cl, queue = opencl(), executor._device.queue
+    given, found = RANDOM.integers(0, 255, host.nbytes, np.uint8), np.zeros_like(host)
+    host[:] = given
+    cl.enqueue_copy(queue, found, buffer)
+    np.testing.assert_array_equal(found, given)
+    cl.enqueue_copy(queue, buffer, given[::-1].copy())
+    np.testing.assert_array_equal(host, given[::-1])
+
+
+def test_outputs_stay_what_they_are_and_inputs_may_change_at_once(executor: Executor) -> None:
+    graph, x = tripled(1), np.zeros((7, 33), np.float32)
+    kept = []
+    for value in range(4):
+        x[:] = value
+        kept.append(executor.execute(graph, {"x": x}).outputs["y"])
+        x[:] = -1
+    for value, output in enumerate(kept):
+        np.testing.assert_array_equal(output, np.full((7, 33), 3 * value, np.float32))
+
+
+def test_an_input_is_converted_and_its_shape_is_checked(executor: Executor) -> None:
+    graph = tripled(2)
+    given = np.arange(7 * 33, dtype=np.int64).reshape(33, 7).T
+    got = executor.execute(graph, {"x": given}).outputs["y"]
+    np.testing.assert_array_equal(got, 3 * given)
+    for wrong in (np.zeros((1, 33)), np.zeros(7 * 33), np.float32(1)):
+        with pytest.raises(GraphError, match="shape"):
+            executor.execute(graph, {"x": wrong})
+    with pytest.raises(GraphError, match="given"):
+        executor.execute(graph, {})
+    np.testing.assert_array_equal(executor.execute(graph, {"x": given}).outputs["y"], 3 * given)
+
+
+def test_a_graph_that_grew_is_not_taken_for_the_one_before(executor: Executor) -> None:
+    graph = tripled(3)
+    x = np.ones((7, 33), np.float32)
+    assert list(executor.execute(graph, {"x": x}).outputs) == ["y"]
+    assert executor.execute(graph, {"x": x}).replayed
+    graph.output(graph.scale(graph.inputs["x"], 5.0), "z")
+    outputs = executor.execute(graph, {"x": x}).outputs
+    assert outputs["z"][0, 0] == 5
+    assert outputs["y"][0, 0] == 3
+
+
+def test_what_a_failed_execution_left_on_the_device_does_not_meet_the_next(
+    executor: Executor,
+) -> None:
+    """Its launches may be under way when it fails; the next one's inputs come after them."""
+    graph = Graph(uid=4)
+    x = graph.input("x", (512, 512))
+    y = x
+    for _ in range(20):
+        y = graph.mul(graph.scale(y, 1.5), x)
+    graph.output(y, "y")
+    one = np.ones((512, 512), np.float32)
+    executor.execute(graph, {"x": one})
+    graph.output(graph.rms_norm(y, 1e-5), "z")
+    with executor.no_compiles(), pytest.raises(CompileForbiddenError):
+        executor.execute(graph, {"x": np.zeros((512, 512), np.float32)})
+    got = executor.execute(graph, {"x": one}).outputs["y"]
+    np.testing.assert_allclose(got, np.full((512, 512), 1.5**20), rtol=1e-5)
+
+
+def test_copies_do_what_shared_memory_does(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a device with memory of its own: inputs and outputs are copied by the driver."""
+    monkeypatch.setattr(executor.memory, "_shared", False)
+    graph = Graph(uid=6)
+    x, bias = graph.input("x", (9, 130)), graph.input("bias", (130,))
+    graph.output(graph.add(x, bias), "sum")
+    graph.output(graph.mul(x, bias), "product")
+    given = {"x": np.zeros((9, 130), np.float32), "bias": np.ones(130, np.float32)}
+    kept = []
+    for value in range(3):
+        given["x"][:] = value
+        kept.append(executor.execute(graph, given).outputs)
+        given["x"][:] = -1
+    for value, outputs in enumerate(kept):
+        np.testing.assert_array_equal(outputs["sum"], np.full((9, 130), value + 1, np.float32))
+        np.testing.assert_array_equal(outputs["product"], np.full((9, 130), value, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [(DType.Q4_1, (40_007, 64)), (DType.Q6_K, (9_001, 256)), (DType.F32, (4_099, 128))],
+)
+def test_a_weight_in_pieces_is_the_weight_as_a_whole(
+    executor: Executor, dtype: DType, shape: tuple[int, int]
+) -> None:
+    raw = RANDOM.integers(0, 255, dtype.row_bytes(shape[0] * shape[1]), np.uint8)
+    read: list[int] = []
+    storage = executor.upload_weight("w", raw, dtype, shape, read=read.append)
+    found = np.zeros(storage.nbytes, np.uint8)
+    buffer = executor.memory.buffer(storage)
+    opencl().enqueue_copy(executor._device.queue, found, buffer)
+    np.testing.assert_array_equal(found, pack(storage.layout, dtype, *shape, raw))
+    assert sum(read) == raw.nbytes
+    with pytest.raises(GraphError, match="bytes"):
+        executor.upload_weight("w", raw[:-1], dtype, shape)
+
+
+def test_libraries_work_after_their_pages_were_given_back(executor: Executor) -> None:
+    """The relocated pages stay, the others come back from the file."""
+    library_pages.give_back()
+    graph = tripled(5, (11, 19))
+    x = RANDOM.standard_normal((11, 19), np.float32)
+    got = executor.execute(graph, {"x": x}).outputs["y"]
+    np.testing.assert_allclose(got, 3 * x, rtol=1e-6)
+    assert library_pages.give_back() > 0
