@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.pool_fixture import PATIENCE_S, allowed
+from tests.process.pool_fixture import PATIENCE_S, allowed, descendants_named
 from tests.process.run_process import ROOT, hrxmp_run
 
 WAITING = """
@@ -209,6 +209,21 @@ def test_a_wrong_command_line_is_one_clear_error(words: list[str], text: str) ->
     done = hrxmp_run(*words)
     assert done.code in (1, 2)
     assert text in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_that_start_early_go_with_a_run_that_needs_none(short: Path, workers: int) -> None:
+    """The pool starts them beside the executor, which finds no model and ends at once."""
+    model = short / "nosuch.gguf"
+    done = hrxmp_run(
+        "--workers", str(workers), "generate", "-m", model, "-p", "Hello",
+        environ={"HRXMP_RUNTIME_DIR": str(short)},
+    )  # fmt: skip
+    assert done.code == 1
+    assert len(done.said) == 1
+    assert str(model) in done.said[0]
+    assert descendants_named(str(short)) == []
+    assert not list(short.glob("hrxmp-*"))
 
 
 def test_a_device_that_does_not_exist_is_named(tmp_path: Path) -> None:
