@@ -92,6 +92,10 @@ class Executor:
         self._memory.buffer(storage)
         return storage
 
+    def allocate(self, storages: Iterable[Storage], name: str = "") -> None:
+        """Memory now for handles that have none yet; `name` says what they are in an error."""
+        self._memory.allocate(storages, name)
+
     def upload(self, array: Array, name: str = "") -> Storage:
         """Device memory with the array's elements, row-major."""
         storage = self.storage(array.nbytes, name)

@@ -7,9 +7,10 @@ what took it.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,6 +58,24 @@ class Memory:
         if found is None:
             found = self._buffers[storage] = self._allocate(storage.nbytes, storage.name)
         return found
+
+    def allocate(self, storages: Iterable[Storage], name: str) -> None:
+        """Buffers for storages that come and go together; a CPU device's lie side by side.
+
+        They fill their large pages then, whatever their sizes. DeviceMemoryError without room.
+        """
+        new = [storage for storage in storages if storage not in self._buffers]
+        if not self._device.traits.is_cpu:
+            for storage in new:
+                self._buffers[storage] = self._allocate(storage.nbytes, name or storage.name)
+            return
+        starts = list(itertools.accumulate((_rounded(s.nbytes) for s in new), initial=0))
+        try:
+            view = self._pages.take(max(starts[-1], _LEAST_BYTES))
+            for storage, (start, end) in zip(new, itertools.pairwise(starts), strict=True):
+                self._buffers[storage] = self._on_host(view[start:end])
+        except (self._cl.Error, OverflowError, OSError, MemoryError) as error:
+            raise self._out_of_memory(starts[-1], name) from error
 
     def arena(self, sizes: Sequence[int]) -> list[cl.Buffer]:
         """A buffer of at least each size, shared by all programs: one runs at a time, in order."""
@@ -184,6 +203,11 @@ class Memory:
             f"({info.memory_bytes / 1e6:.0f} MB); held so far: {holders or 'nothing'}",
             remedy="a shorter context or another device needs less",
         )
+
+
+def _rounded(nbytes: int) -> int:
+    """`nbytes` up to where the next buffer may begin."""
+    return -(-max(nbytes, _LEAST_BYTES) // _ALIGNMENT) * _ALIGNMENT
 
 
 def _aligned(nbytes: int) -> Array:

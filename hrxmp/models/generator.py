@@ -228,6 +228,7 @@ def _allocate(executor: Executor, config: LlamaConfig, capacity: int, dtype: DTy
 
 def _upload_all(executor: Executor, file: GgufFile, weights: LlamaWeights) -> None:
     """Every tensor on the device; the file's pages are given back as it goes."""
+    executor.allocate(weights.storages.values(), f"the weights of {file.path.name}")
     held = 0
 
     def read(nbytes: int) -> None:

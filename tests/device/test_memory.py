@@ -9,7 +9,7 @@ import pytest
 
 from hrxmp.clock import mono_ns
 from hrxmp.dtypes import DType
-from hrxmp.errors import CompileForbiddenError, GraphError
+from hrxmp.errors import CompileForbiddenError, DeviceMemoryError, GraphError
 from hrxmp.executor import library_pages
 from hrxmp.executor.engine import Executor
 from hrxmp.executor.session import Link, Session
@@ -37,6 +37,24 @@ def tripled(uid: int, shape: tuple[int, ...] = (7, 33)) -> Graph:
     graph = Graph(uid=uid)
     graph.output(graph.scale(graph.input("x", shape), 3.0), "y")
     return graph
+
+
+def test_storages_that_are_allocated_together_do_not_overlap(executor: Executor) -> None:
+    sizes = [4, 130, 5000, 300_000, 1 << 20]
+    storages = [Storage(size, "together") for size in sizes]
+    executor.allocate(storages, "five of them")
+    values = [RANDOM.integers(0, 255, size, np.uint8) for size in sizes]
+    for storage, value in zip(storages, values, strict=True):
+        executor.memory.upload(storage, value)
+    for storage, value in zip(storages, values, strict=True):
+        found = np.zeros_like(value)
+        opencl().enqueue_copy(executor._device.queue, found, executor.memory.buffer(storage))
+        np.testing.assert_array_equal(found, value)
+
+
+def test_too_much_at_once_is_refused_by_name(executor: Executor) -> None:
+    with pytest.raises(DeviceMemoryError, match="the weights of x"):
+        executor.allocate([Storage(1 << 61, "a"), Storage(1 << 61, "b")], "the weights of x")
 
 
 @pytest.mark.parametrize("nbytes", [4, 100, 5000, 300_000])
