@@ -48,6 +48,7 @@ def _norm_fuses(low: NodePass, product: Tensor) -> bool:
     rows = row_count(product)
     return bool(readers) and product.index not in low.outputs and all(
         reader.op == "mul_mat" and reader.sources[1] is product
+        and not low.goes_with_many(reader)
         and (
             dispatch.fuses_norm(low.traits, rows, layout(low.builder.place(reader.sources[0])))
             or _packs(low, [reader])
@@ -180,7 +181,8 @@ def _emit_product(
             dispatch.WeightSpec(dtype=weight.dtype, layout=layout(place), n=weight.shape[0])
             for weight, place in zip(weights, places, strict=True)
         ),
-        k=k, m=m, norm=norm is not None, packed=packed, epilogue=epilogue,
+        k=k, m=m, many=low.goes_with_many(products[0]), norm=norm is not None, packed=packed,
+        epilogue=epilogue,
         eps=norm.eps if norm else 0.0, x_stride=x.stride, x_offset=x.offset,
         r_stride=residual.stride if residual else None,
         r_offset=residual.offset if residual else 0,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from hrxmp.dtypes import DType
 from hrxmp.executor.places import Builder
 from hrxmp.graph import Graph, Tensor
 from hrxmp.kernels.definition import DeviceTraits
@@ -30,6 +31,7 @@ class NodePass:
         self.done: set[int] = set()
         self.norms: dict[int, Norm] = {}
         self._readers = _readers(graph)
+        self._many = {_weight_kind(n) for n in graph.nodes if n.op == "mul_mat" and n.shape[0] > 1}
         self.outputs = {tensor.index for tensor in graph.outputs.values()}
 
     def finish(self, *nodes: Tensor) -> None:
@@ -51,6 +53,11 @@ class NodePass:
             return None
         return readers[0]
 
+    def goes_with_many(self, product: Tensor) -> bool:
+        """Whether a product of one row takes the kernel of a product of many, with weights of the
+        same kind, that the graph has as well: one kernel less to compile before the first token."""
+        return self.traits.is_cpu and product.shape[0] == 1 and _weight_kind(product) in self._many
+
     def computed(self, tensor: Tensor) -> bool:
         """Whether a tensor's elements are there before the command that comes next."""
         root = tensor
@@ -61,6 +68,11 @@ class NodePass:
     def _views(self, tensor: Tensor) -> list[Tensor]:
         views = [reader for reader in self._readers[tensor.index] if reader.op == "view"]
         return views + [deeper for view in views for deeper in self._views(view)]
+
+
+def _weight_kind(product: Tensor) -> tuple[DType, tuple[int, ...]]:
+    weight = product.sources[0]
+    return weight.dtype, weight.shape
 
 
 def _readers(graph: Graph) -> list[list[Tensor]]:

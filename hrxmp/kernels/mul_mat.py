@@ -84,6 +84,7 @@ def mul_mat(
     weights: tuple[WeightSpec, ...],
     k: int,
     m: int,
+    many: bool = False,
     norm: bool = False,
     packed: bool = False,
     epilogue: Epilogue = "none",
@@ -100,8 +101,8 @@ def mul_mat(
     Operands: x, norm_w [k] with `norm` (x is RMS-normalised first; eps), w0, w1, w2 as many as
     `weights`, residual [m, columns] with epilogue "add" (may be y), y. Epilogue "swiglu" takes two
     weights of equal n and gives y [m, n] = silu(x w0) * (x w1). Strides and offsets in elements; a
-    stride of None means dense. With `packed`, x is what `pack_rows` made. Raises UnsupportedError
-    for what no kernel does.
+    stride of None means dense. With `many`, one row takes the kernel that many rows would. With
+    `packed`, x is what `pack_rows` made. Raises UnsupportedError for what no kernel does.
     """
     dense = sum(weight.n for weight in weights[: 1 if epilogue == "swiglu" else None])
     product = Product(
@@ -123,7 +124,7 @@ def mul_mat(
     _check(traits, product)
     if not traits.is_cpu or weights[0].layout == "ggml":
         return _any(traits, product)
-    if m == 1:
+    if m == 1 and not many:
         return _vec(traits, product)
     return _amx(traits, product) or _tile(traits, product)
 

@@ -90,6 +90,17 @@ def test_every_dtype(device: Device, run: Runner, dtype: DType, m: int) -> None:
     close(product(run, device, [weight], x), x.astype(np.float64) @ weight.exact.T)
 
 
+@pytest.mark.parametrize("epilogue", ["none", "swiglu"])
+def test_one_row_may_take_the_kernel_of_many(device: Device, run: Runner, epilogue: str) -> None:
+    rng = np.random.default_rng(3)
+    weights = [make_weight(device, rng, DType.Q4_1, 80, 576) for _ in range(2)]
+    x = rng.standard_normal((1, 576)).astype(np.float32)
+    found = product(run, device, weights, x, epilogue=epilogue, many=True)
+    first, second = (x.astype(np.float64) @ weight.exact.T for weight in weights)
+    gated = first / (1 + np.exp(-first)) * second
+    close(found, gated if epilogue == "swiglu" else np.hstack([first, second]))
+
+
 @pytest.mark.parametrize("m", [1, 3])
 @pytest.mark.parametrize("n", [1, 31, 150])
 def test_rows_that_fill_no_group(device: Device, run: Runner, n: int, m: int) -> None:

@@ -120,6 +120,19 @@ def test_a_prefill_layer_normalises_apart_and_fuses_the_rest() -> None:
     assert not {"binary", "swiglu", "cpy", "rope", "set_rows"} & set(found)
 
 
+def test_a_last_row_takes_the_kernels_of_many_rows_where_the_graph_has_them() -> None:
+    graph = Graph(uid=1)
+    many = graph.mul_mat(weight(graph, "a", 128, 128), graph.input("x", (64, 128)))
+    last = many.view((1, 128), offset=63 * many.strides[0])
+    norm = graph.tensor("norm", (128,), DType.F32, Storage(512))
+    one = graph.mul_mat(weight(graph, "b", 128, 128), graph.mul(graph.rms_norm(last, 1e-5), norm))
+    graph.output(graph.mul_mat(weight(graph, "head", 512, 128), one), "y")
+    commands = lower(graph, TRAITS, 1).commands
+    first, normed, second, head = (command.launch.variant for command in commands)
+    assert first == second
+    assert (normed.definition, head.definition) == ("rms_norm_weighted", "mul_mat_vec")
+
+
 def test_the_number_of_tokens_is_in_no_variant() -> None:
     variants = [
         {command.launch.variant for command in lower(layer(m), TRAITS, 1).commands}
