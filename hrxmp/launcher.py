@@ -31,6 +31,7 @@ _STOP_S = 4.0
 _SERVICE_STOP_S = 20.0
 """Half of it before a service is killed: the aggregator may need five seconds for a slow reader,
 and what is killed loses records. Nothing that works takes a tenth of a second."""
+_FAULT_HINT = "; a kernel outside its buffers ends so on a processor, `--sanitizer access` names it"
 
 
 def main(argv: list[str]) -> int:
@@ -165,7 +166,8 @@ class Run:
         self._tell_death(end)
         if stopped and end.signal in (signal.SIGTERM, signal.SIGKILL):
             return 128 + stopped  # as asked, before it could take the request for one
-        _say(f"the executor was ended by {end}")
+        hint = _FAULT_HINT if end.signal in (signal.SIGSEGV, signal.SIGBUS) else ""
+        _say(f"the executor was ended by {end}{hint}")
         return 128 + end.signal
 
     def _tell_death(self, end: Exit) -> None:

@@ -16,7 +16,7 @@ from time import monotonic_ns
 
 from hrxmp import records
 from hrxmp.dtypes import DType
-from hrxmp.errors import DeviceError, GraphError, HrxmpError
+from hrxmp.errors import DeviceFaultError, GraphError, HrxmpError
 from hrxmp.executor import library_pages
 from hrxmp.executor.counts import EngineStats, GraphCounts
 from hrxmp.executor.execution import Array, Compiled, Execution, Run, info
@@ -35,7 +35,7 @@ from hrxmp.kernels import build, dispatch
 from hrxmp.kernels.device import Device, DeviceInfo
 from hrxmp.kernels.keys import KeyComponents, Variant
 from hrxmp.kernels.layout import packed_bytes
-from hrxmp.kernels.loader import opencl
+from hrxmp.kernels.loader import device_error, opencl
 from hrxmp.kernels.tuned import TunedTable
 from hrxmp.trace import Tracer
 
@@ -226,7 +226,7 @@ class Executor:
         kernels of `graph` are missing, those of `upcoming` are asked for too.
         """
         if self._failed:
-            raise DeviceError(f"this executor's device failed before: {self._failed}")
+            raise DeviceFaultError(f"this executor's device failed before: {self._failed}")
         self.stats.executions += 1
         exec_id = self.stats.executions
         run = Run(cause=Cause(exec_id=exec_id, counts=GraphCounts()), uid=graph.uid)
@@ -237,7 +237,10 @@ class Executor:
         try:
             outputs = self._run(graph, inputs or {}, upcoming, run)
         except BaseException as error:  # also an interrupt: what began must end in the trace
-            self.finish()  # the next execution writes its inputs to an idle device
+            if isinstance(error, DeviceFaultError):
+                self._failed = error.message
+            else:
+                self.finish()  # the next execution writes its inputs to an idle device
             self._finish(run, begin, error)
             raise
         return Execution(
@@ -251,6 +254,15 @@ class Executor:
     def _run(
         self, graph: Graph, inputs: Mapping[str, Array], upcoming: Graph | None, run: Run
     ) -> dict[str, Array]:
+        try:
+            return self._outputs(graph, inputs, upcoming, run)
+        except opencl().Error as error:  # at whichever call the driver says what a kernel did
+            doing = f"it ran graph program {run.program}, holding {self._memory.described()}"
+            raise device_error(error, doing) from error
+
+    def _outputs(
+        self, graph: Graph, inputs: Mapping[str, Array], upcoming: Graph | None, run: Run
+    ) -> dict[str, Array]:
         prepared = self._find_prepared(graph, run)
         run.replayed = prepared.ready
         if prepared.ready and self._profile is not None:
@@ -260,11 +272,7 @@ class Executor:
             prepared.launch_all()
         else:
             self._first_launch(prepared, upcoming, run.cause)
-        try:
-            outputs = prepared.read_outputs()
-        except DeviceError as error:
-            self._failed = error.message  # the driver is of no use after a kernel fault
-            raise
+        outputs = prepared.read_outputs()
         if prepared.findings is not None:
             found = prepared.findings.collect()
             self._sanitizing.tell(found, self._want, self.tracer, run.cause.exec_id)
@@ -286,7 +294,7 @@ class Executor:
                 key = wanted[command.launch.variant].key
                 self._jit.need(key, cause)
                 prepared.add(command, self._table.new_kernel(key))
-        except HrxmpError:
+        except (HrxmpError, opencl().Error):
             self._jit.abandon([item.key for item in wanted.values()])
             raise
 

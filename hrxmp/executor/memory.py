@@ -21,7 +21,7 @@ from hrxmp.graph import Storage
 from hrxmp.kernels.device import Device
 from hrxmp.kernels.layer import STATE_BYTES
 from hrxmp.kernels.layout import LANES, pack
-from hrxmp.kernels.loader import opencl
+from hrxmp.kernels.loader import device_error, opencl
 from hrxmp.kernels.pages import LargePages
 
 if TYPE_CHECKING:
@@ -108,15 +108,19 @@ class Memory:
             raise GraphError(f"{storage}: {flat.nbytes} bytes at {offset} do not fit")
         buffer = self.buffer(storage)
         shared = self.host_bytes(buffer)
-        if shared is not None:
-            self._device.queue.finish()
-            shared[offset : offset + flat.nbytes] = flat
-            return
-        for begin in range(0, flat.nbytes, _CHUNK_BYTES):
-            piece = flat[begin : begin + _CHUNK_BYTES]
-            self._cl.enqueue_copy(
-                self._device.queue, buffer, piece, dst_offset=offset + begin, is_blocking=True
-            )
+        try:
+            if shared is not None:
+                self._device.queue.finish()
+                shared[offset : offset + flat.nbytes] = flat
+                return
+            for begin in range(0, flat.nbytes, _CHUNK_BYTES):
+                piece = flat[begin : begin + _CHUNK_BYTES]
+                self._cl.enqueue_copy(
+                    self._device.queue, buffer, piece, dst_offset=offset + begin, is_blocking=True
+                )
+        except self._cl.Error as error:
+            doing = f"{storage} was uploaded, holding {self.described()}"
+            raise device_error(error, doing) from error
 
     def upload_weight(
         self, storage: Storage, dtype: DType, shape: tuple[int, ...], raw: Array, read: Read
@@ -151,6 +155,11 @@ class Memory:
             sizes[_kind(storage.name)] += storage.nbytes
         sizes["activations"] += sum(buffer.size for buffer in self._arena)
         return dict(sizes)
+
+    def described(self) -> str:
+        """What holds most, for an error's text."""
+        top = sorted(self.held().items(), key=lambda item: -item[1])[:5]
+        return ", ".join(f"{kind} {size / 1e6:.1f} MB" for kind, size in top if size) or "nothing"
 
     @property
     def allocated_bytes(self) -> int:
@@ -195,12 +204,10 @@ class Memory:
         return buffer
 
     def _out_of_memory(self, nbytes: int, name: str) -> DeviceMemoryError:
-        top = sorted(self.held().items(), key=lambda item: -item[1])[:5]
-        holders = ", ".join(f"{kind} {size / 1e6:.1f} MB" for kind, size in top if size)
         info = self._device.info
         return DeviceMemoryError(
             f"{name or 'a buffer'}: {nbytes / 1e6:.1f} MB could not be allocated on {info.label} "
-            f"({info.memory_bytes / 1e6:.0f} MB); held so far: {holders or 'nothing'}",
+            f"({info.memory_bytes / 1e6:.0f} MB); held so far: {self.described()}",
             remedy="a shorter context or another device needs less",
         )
 

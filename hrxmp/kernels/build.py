@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hrxmp.errors import CompileRejectedError, CompileSetupError, DeviceError
+from hrxmp.errors import CompileRejectedError, CompileSetupError
 from hrxmp.kernels import catalog
 from hrxmp.kernels.definition import DeviceTraits, Form, KernelDefinition
 from hrxmp.kernels.device import Device
 from hrxmp.kernels.instrument import ZONE_BYTES, instrument, revision
 from hrxmp.kernels.keys import KeyComponents, Param, Variant
-from hrxmp.kernels.loader import opencl
+from hrxmp.kernels.loader import device_error, opencl
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -305,4 +305,5 @@ def dry_launch(device: Device, variant: Variant, kernel: cl.Kernel, sanitizer: s
         module.enqueue_nd_range_kernel(device.side_queue, kernel, local, local)
         device.side_queue.finish()
     except module.Error as error:
-        raise DeviceError(f"the first launch of {kernel.function_name} failed: {error}") from error
+        doing = f"{kernel.function_name} was launched for the first time"
+        raise device_error(error, doing) from error

@@ -36,7 +36,8 @@ def test_a_fault_ends_the_run_and_is_told(device: str, tmp_path: Path, when: str
     done = faulty(when, tmp_path, device)
     assert done.code == 128 + signal.SIGSEGV
     assert done.stdout.split() == ["last", "2.0"] * SOUND_BEFORE[when]
-    assert any("the executor was ended by signal 11 (SIGSEGV)" in line for line in done.said)
+    (last,) = [line for line in done.said if "the executor was ended by" in line]
+    assert "signal 11 (SIGSEGV)" in last and "--sanitizer access" in last
 
 
 @pytest.mark.parametrize("when", SOUND_BEFORE)
@@ -68,4 +69,21 @@ def test_the_sanitizer_names_what_faults(device: str, tmp_path: Path, when: str)
     first, *_ = done.records(SanitizerFinding)
     assert (first.exec_id, first.binding, first.check) == (SOUND_BEFORE[when] + 1, "x", "access")
     assert first.index >= 1 << 44 and first.count == 1000
+    assert check(done.trace).problems == []
+
+
+@pytest.mark.parametrize("when", SOUND_BEFORE)
+def test_a_lost_device_is_told_at_any_call(device: str, when: str) -> None:
+    """The driver refuses to copy the inputs, long before outputs are read; then all is refused."""
+    program = PROGRAMS / "lost_device.py"
+    done = hrxmp_run("--trace", "--sync-jit", program, when, device=device)
+    assert done.code == 1
+    assert "the device failed while it ran graph program 1, holding x 0.0 MB" in done.stdout
+    assert "INVALID_CONTEXT" in done.stdout
+    (told,) = [line for line in done.said if "error [" in line]
+    assert "[device-fault]: this executor's device failed before" in told
+    ends = done.records(GraphEnd)
+    assert [end.outcome for end in ends] == ["ok"] * SOUND_BEFORE[when] + ["failed"]
+    assert ends[-1].error is not None and ends[-1].error.code == "device-fault"
+    assert [end.status for end in done.records(RunEnd)] == ["failed: device-fault"]
     assert check(done.trace).problems == []
