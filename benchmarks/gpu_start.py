@@ -15,7 +15,8 @@ from typing import Any
 Records = list[dict[str, Any]]
 
 _ROWS = (
-    "imports, open device",
+    "start and imports",
+    "driver and device opened",
     "weights",
     "kernels waited for",
     "kernels loaded",
@@ -38,8 +39,10 @@ def times(path: Path) -> dict[str, float]:
     waited += _compiled(inside)  # in the executor, when nothing else compiles
     loads = [item for item in inside if item["event"] == "kernel-load"]
     loaded = sum(item["load_ns"] + item["launch_ns"] for item in loads)
+    opening = begin.get("opening_ns", 0)
     values = (
-        begin["t_ns"],
+        begin["t_ns"] - opening,
+        opening,
         graph["t_ns"] - begin["t_ns"],
         waited,
         loaded,

@@ -48,6 +48,8 @@ class RunBegin(Record, frozen=True, kw_only=True, tag="run-begin"):
     """Cache layers that were empty or off at the start, e.g. `store`, `driver-cache`."""
     components: dict[str, Param] = {}
     """What every kernel key of the run has in common: device, driver, options, sanitizer."""
+    opening_ns: int = 0
+    """How long driver and device took to open; before that, processes and imports."""
 
 
 class RunEnd(Record, frozen=True, kw_only=True, tag="run-end"):

@@ -94,6 +94,7 @@ class Session:
 
     def _open(self) -> Executor:
         settings = self.settings
+        begin_ns = mono_ns()
         client = self._open_client()  # it connects while the device opens
         prepare_loader(
             vendors=settings.vendors,
@@ -103,6 +104,7 @@ class Session:
         device = open_device(
             settings.device or None, proven=partial(self._proven, client), passed_over=say
         )
+        opening_ns = mono_ns() - begin_ns
         guard = Guard(settings.on_compile, settings.warm_after)
         storms = Storms(settings.storm_keys, int(settings.storm_s * 1e9))
         self._reasons = Reasons(self.store, storms, self.tracer, say)
@@ -115,7 +117,7 @@ class Session:
         tuned_table = self._open_tuned(device)
         table = KernelTable(device, settings.sanitizer)
         jit = Jit(table, compiler, self._reasons, guard, self.tracer)
-        self._say_begin(device)
+        self._say_begin(device, opening_ns)
         sanitizing = Sanitizing(
             kind=settings.sanitizer, trap=settings.sanitizer_reporting == "trap", say=say
         )
@@ -152,7 +154,7 @@ class Session:
         client.start()
         return client
 
-    def _say_begin(self, device: Device) -> None:
+    def _say_begin(self, device: Device, opening_ns: int) -> None:
         if self.tracer is None:
             return
         info, usual = device.info, Settings().to_environment()
@@ -164,6 +166,7 @@ class Session:
             watched=["requests", "driver-load", "driver-first-launch"],
             cold=_cold_layers(self.store, device.traits.form),
             components=build.shared_components(device, self.settings.sanitizer),
+            opening_ns=opening_ns,
         )  # fmt: skip
 
 
