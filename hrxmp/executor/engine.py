@@ -16,7 +16,7 @@ from time import monotonic_ns
 
 from hrxmp import records
 from hrxmp.dtypes import DType
-from hrxmp.errors import DeviceFaultError, GraphError, HrxmpError
+from hrxmp.errors import DeviceError, DeviceFaultError, GraphError, HrxmpError
 from hrxmp.executor import library_pages
 from hrxmp.executor.counts import EngineStats, GraphCounts
 from hrxmp.executor.execution import Array, Compiled, Execution, Run, info
@@ -35,7 +35,7 @@ from hrxmp.kernels import build, dispatch
 from hrxmp.kernels.device import Device, DeviceInfo
 from hrxmp.kernels.keys import KeyComponents, Variant
 from hrxmp.kernels.layout import packed_bytes
-from hrxmp.kernels.loader import device_error, opencl
+from hrxmp.kernels.loader import OUT_OF_RESOURCES, device_error, opencl
 from hrxmp.kernels.tuned import TunedTable
 from hrxmp.trace import Tracer
 
@@ -258,7 +258,18 @@ class Executor:
             return self._outputs(graph, inputs, upcoming, run)
         except opencl().Error as error:  # at whichever call the driver says what a kernel did
             doing = f"it ran graph program {run.program}, holding {self._memory.described()}"
-            raise device_error(error, doing) from error
+            told = device_error(error, doing)
+            if getattr(error, "code", 0) == OUT_OF_RESOURCES and self._answers():
+                told = DeviceError(told.message)  # a launch that asks for too much, and no fault
+            raise told from error
+
+    def _answers(self) -> bool:
+        """Whether the device still does what it is told."""
+        try:
+            self._device.queue.finish()
+        except opencl().Error:
+            return False
+        return True
 
     def _outputs(
         self, graph: Graph, inputs: Mapping[str, Array], upcoming: Graph | None, run: Run

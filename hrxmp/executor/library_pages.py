@@ -30,7 +30,8 @@ _MAPPING = re.compile(
 def give_back() -> int:
     """Give back the unwritten pages of read-only mappings of libraries; how many bytes those were.
 
-    Where the system does not tell what was written (no Linux), nothing is done.
+    No thread may load or unload libraries meanwhile. Where the system does not tell what was
+    written (no Linux), nothing is done.
     """
     given = 0
     with suppress(OSError, AttributeError):

@@ -11,17 +11,18 @@ import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hrxmp.dtypes import DType
-from hrxmp.errors import DeviceMemoryError, GraphError
+from hrxmp.errors import DeviceError, DeviceFaultError, DeviceMemoryError, GraphError
 from hrxmp.graph import Storage
 from hrxmp.kernels.device import Device
 from hrxmp.kernels.layer import STATE_BYTES
 from hrxmp.kernels.layout import LANES, pack
-from hrxmp.kernels.loader import device_error, opencl
+from hrxmp.kernels.loader import OUT_OF_RESOURCES, device_error, opencl
 from hrxmp.kernels.pages import LargePages
 
 if TYPE_CHECKING:
@@ -64,18 +65,18 @@ class Memory:
 
         They fill their large pages then, whatever their sizes. DeviceMemoryError without room.
         """
-        new = [storage for storage in storages if storage not in self._buffers]
+        new = [one for one in dict.fromkeys(storages) if one not in self._buffers]
         if not self._device.traits.is_cpu:
             for storage in new:
                 self._buffers[storage] = self._allocate(storage.nbytes, name or storage.name)
             return
         starts = list(itertools.accumulate((_rounded(s.nbytes) for s in new), initial=0))
         try:
-            view = self._pages.take(max(starts[-1], _LEAST_BYTES))
+            view = self._pages.region(max(starts[-1], _LEAST_BYTES))
             for storage, (start, end) in zip(new, itertools.pairwise(starts), strict=True):
                 self._buffers[storage] = self._on_host(view[start:end])
         except (self._cl.Error, OverflowError, OSError, MemoryError) as error:
-            raise self._out_of_memory(starts[-1], name) from error
+            raise self._refused(error, starts[-1], name) from error
 
     def arena(self, sizes: Sequence[int]) -> list[cl.Buffer]:
         """A buffer of at least each size, shared by all programs: one runs at a time, in order."""
@@ -126,9 +127,12 @@ class Memory:
         self, storage: Storage, dtype: DType, shape: tuple[int, ...], raw: Array, read: Read
     ) -> None:
         """Bring ggml's bytes of a weight into its storage's layout, a piece at a time."""
+        raw = np.ascontiguousarray(raw).view(np.uint8).reshape(-1)
         if storage.layout == "ggml":
-            self.upload(storage, raw)
-            read(raw.nbytes)
+            for begin in range(0, raw.nbytes, _CHUNK_BYTES):
+                piece = raw[begin : begin + _CHUNK_BYTES]
+                self.upload(storage, piece, begin)
+                read(piece.nbytes)
             return
         n, k = shape
         row, at = dtype.row_bytes(k), 0
@@ -174,7 +178,7 @@ class Memory:
                 return self._on_host(_aligned(max(nbytes, _LEAST_BYTES)))
             return self._on_host(self._pages.take(nbytes))
         except (self._cl.Error, OverflowError, OSError, MemoryError) as error:
-            raise self._out_of_memory(nbytes, name) from error
+            raise self._refused(error, nbytes, name) from error
 
     def _on_host(self, view: memoryview | Array) -> cl.Buffer:
         """A buffer on the host's memory, which it keeps alive."""
@@ -185,12 +189,14 @@ class Memory:
         """Tried, because a driver may also keep a copy of its own: both ways, on one line."""
         cl, queue = self._cl, self._device.queue
         view, found = _aligned(_LEAST_BYTES), np.zeros(_LEAST_BYTES, np.uint8)
-        buffer = self._on_host(view)
-        cl.enqueue_fill_buffer(queue, buffer, np.uint8(1), 0, _LEAST_BYTES)
-        queue.finish()
-        device_to_host = bool(view.all())
-        view[:] = 2
-        cl.enqueue_copy(queue, found, buffer, is_blocking=True)
+        device_to_host = False
+        with suppress(cl.Error):
+            buffer = self._on_host(view)
+            cl.enqueue_fill_buffer(queue, buffer, np.uint8(1), 0, _LEAST_BYTES)
+            queue.finish()
+            device_to_host = bool(view.all())
+            view[:] = 2
+            cl.enqueue_copy(queue, found, buffer, is_blocking=True)
         return device_to_host and bool((found == 2).all())
 
     def _on_gpu(self, nbytes: int, name: str) -> cl.Buffer:
@@ -202,6 +208,12 @@ class Memory:
         undefined = cl.mem_migration_flags.CONTENT_UNDEFINED
         cl.enqueue_migrate_mem_objects(self._device.queue, [buffer], undefined)
         return buffer
+
+    def _refused(self, error: Exception, nbytes: int, name: str) -> DeviceError:
+        """The error of an allocation: no room, if the device is not lost."""
+        told = device_error(error, f"{name or 'a buffer'} was allocated")
+        lost = isinstance(told, DeviceFaultError) and getattr(error, "code", 0) != OUT_OF_RESOURCES
+        return told if lost else self._out_of_memory(nbytes, name)
 
     def _out_of_memory(self, nbytes: int, name: str) -> DeviceMemoryError:
         info = self._device.info

@@ -122,7 +122,10 @@ class PreparedProgram:
                 raise GraphError(
                     f"input {name!r}: shape {value.shape} given, {side.shape} expected"
                 )
-            side[...] = value
+            try:
+                np.copyto(side, value, casting="same_kind")
+            except TypeError as error:
+                raise GraphError(f"input {name!r}: {error}") from error
         copy, queue = self._cl.enqueue_copy, self._device.queue
         self._writes = [
             copy(queue, buffer, side, dst_offset=offset, is_blocking=False)

@@ -101,9 +101,9 @@ class Session:
             scratch=settings.runtime_dir or None,
             cuda_cache=self.store.driver_cache(),
         )
-        device = open_device(
-            settings.device or None, proven=partial(self._proven, client), passed_over=say
-        )
+        known = {fields_of(item) for item in self.store.components_index()}
+        proven = partial(self._proven, client, known)
+        device = open_device(settings.device or None, proven=proven, passed_over=say)
         opening_ns = mono_ns() - begin_ns
         guard = Guard(settings.on_compile, settings.warm_after)
         storms = Storms(settings.storm_keys, int(settings.storm_s * 1e9))
@@ -123,11 +123,13 @@ class Session:
         )
         return Executor(device, jit, table, guard, self.tracer, sanitizing, tuned_table)
 
-    def _proven(self, client: CompileClient | None, fields: KeyFields) -> bool:
-        """Whether a kernel was compiled for such a device, or a worker has tried this one."""
-        if any(fields_of(item) == fields for item in self.store.components_index()):
+    def _proven(
+        self, client: CompileClient | None, known: set[KeyFields], fields: KeyFields
+    ) -> bool:
+        """Whether a kernel was compiled for such a device, or a worker here has tried one."""
+        if fields in known:
             return True
-        if client is None:
+        if client is None or not self.link.pool.startswith("ipc:"):
             return False
         return client.tried(fingerprint(*fields), self.settings.pool_timeout_s)
 

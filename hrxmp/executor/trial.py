@@ -23,7 +23,7 @@ from hrxmp.kernels.choices import Choice, Choices
 from hrxmp.kernels.device import Device
 from hrxmp.kernels.keys import Variant
 from hrxmp.kernels.launch import Launch
-from hrxmp.kernels.loader import opencl
+from hrxmp.kernels.loader import device_error, opencl
 
 if TYPE_CHECKING:
     from hrxmp.executor.jit import Wanted
@@ -123,6 +123,9 @@ class Trial:
         return self._default[place]
 
     def _launch(self, bound: Iterable[Bound]) -> None:
-        for kernel, global_size, local_size in bound:
-            self._cl.enqueue_nd_range_kernel(self._queue, kernel, global_size, local_size)
-        self._queue.finish()
+        try:
+            for kernel, global_size, local_size in bound:
+                self._cl.enqueue_nd_range_kernel(self._queue, kernel, global_size, local_size)
+            self._queue.finish()
+        except self._cl.Error as error:
+            raise device_error(error, "launches were tried") from error

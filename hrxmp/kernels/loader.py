@@ -27,7 +27,8 @@ _NVIDIA_LIBRARY = "libnvidia-opencl.so.1"
 
 _NO_ROOM = (-4, -6)
 """MEM_OBJECT_ALLOCATION_FAILURE, OUT_OF_HOST_MEMORY."""
-_FAULTS = (-2, -5, -14, -34, -36, -9999)
+OUT_OF_RESOURCES = -5
+_FAULTS = (-2, OUT_OF_RESOURCES, -14, -34, -36, -9999)
 """What drivers say of a kernel that left its memory, and then of every other call: a device that is
 not available, OUT_OF_RESOURCES, an event that failed, an invalid context or queue, NVIDIA's own."""
 

@@ -29,6 +29,11 @@ class LargePages:
         piece, self._rest = self._rest[:nbytes], self._rest[size:]
         return piece
 
+    @staticmethod
+    def region(nbytes: int) -> memoryview:
+        """As `take`, in large pages of its own: they go back as a whole, pinned by nothing else."""
+        return _region(nbytes)[:nbytes]
+
 
 def _region(nbytes: int) -> memoryview:
     """At least `nbytes` of new memory, from the beginning of a large page on."""

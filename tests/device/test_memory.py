@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import mmap
+import subprocess
+import sys
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -50,6 +55,41 @@ def test_storages_that_are_allocated_together_do_not_overlap(executor: Executor)
         found = np.zeros_like(value)
         opencl().enqueue_copy(executor._device.queue, found, executor.memory.buffer(storage))
         np.testing.assert_array_equal(found, value)
+
+
+def test_memory_that_was_allocated_together_goes_back_together(executor: Executor) -> None:
+    """Nothing that was allocated later lies in its large pages and keeps them."""
+    storages = [Storage(3 << 20, "dropped"), Storage(300_000, "dropped")]
+    executor.allocate(storages, "dropped soon")
+    kept = Storage(300_000, "kept")
+    executor.memory.buffer(kept)
+    region = region_of(executor, storages[0])
+    storages.clear()
+    gc.collect()
+    assert region is None or region() is None
+
+
+def region_of(executor: Executor, storage: Storage) -> weakref.ref[mmap.mmap] | None:
+    """What a buffer in host memory lies in."""
+    host = executor.memory.buffer(storage).hostbuf if executor._device.traits.is_cpu else None
+    return weakref.ref(host.obj) if isinstance(host, memoryview) else None
+
+
+def test_a_weight_may_come_in_any_shape_of_its_bytes(executor: Executor) -> None:
+    n, k = 26_208, 64
+    raw = RANDOM.integers(0, 255, (n, DType.Q4_1.row_bytes(k)), np.uint8)
+    storage = executor.upload_weight("w", raw, DType.Q4_1, (n, k))
+    found = np.zeros(storage.nbytes, np.uint8)
+    opencl().enqueue_copy(executor._device.queue, found, executor.memory.buffer(storage))
+    expected = pack(storage.layout, DType.Q4_1, n, k, raw.reshape(-1))
+    np.testing.assert_array_equal(found[: expected.nbytes], expected.view(np.uint8).reshape(-1))
+
+
+def test_an_input_of_a_wrong_kind_is_refused(executor: Executor) -> None:
+    graph = Graph(uid=700)
+    graph.output(graph.cont(graph.input("ids", (3,), DType.I32)), "y")
+    with pytest.raises(GraphError, match="'ids'"):
+        executor.execute(graph, {"ids": np.array([1.7, 2.0, 3.0])})
 
 
 def test_too_much_at_once_is_refused_by_name(executor: Executor) -> None:
@@ -177,4 +217,9 @@ def test_libraries_work_after_their_pages_were_given_back(executor: Executor) ->
     x = RANDOM.standard_normal((11, 19), np.float32)
     got = executor.execute(graph, {"x": x}).outputs["y"]
     np.testing.assert_allclose(got, 3 * x, rtol=1e-6)
-    assert library_pages.give_back() > 0
+
+
+def test_what_the_linker_read_is_given_back() -> None:
+    program = "import numpy; from hrxmp.executor import library_pages as l; print(l.give_back())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert int(done.stdout) > 0, done.stderr

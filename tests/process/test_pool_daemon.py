@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hrxmp import records
+from hrxmp.executor import compile_client
 from hrxmp.kernels.store import Store
 from tests.process.pool_fixture import PATIENCE_S, make_request, outcome, running_pool
 from tests.process.run_process import PROGRAMS, ROOT, Finished, hrxmp_run
@@ -76,6 +77,7 @@ def test_a_driver_that_kills_who_tries_it_keeps_no_job_from_its_worker(tmp_path:
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", path)
+        patch.setattr(compile_client, "_HEARD_S", PATIENCE_S)
         with running_pool(compiler="", flags=("--expects-compiles",)) as pool:
             client = pool.client()
             assert not client.tried("any device", PATIENCE_S)

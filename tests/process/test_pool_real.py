@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hrxmp.executor import compile_client
 from hrxmp.identity import fingerprint
 from hrxmp.kernels import build, dispatch
 from hrxmp.kernels.device import Device, list_devices, open_device, prepare_loader
@@ -79,8 +80,11 @@ def test_a_kernel_is_compiled_elsewhere_and_runs_here(device: Device) -> None:
         client.close()
 
 
-def test_a_worker_that_starts_unasked_tells_that_the_device_works(device: Device) -> None:
-    """The device that it tries is the setting's, so no other is said to work."""
+def test_a_worker_that_starts_unasked_tells_that_the_device_works(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device that it tries is the setting's, so no other kind is said to work."""
+    monkeypatch.setattr(compile_client, "_HEARD_S", PATIENCE_S)
     with running_pool(
         compiler="", device=device.spec, workers=1, flags=("--expects-compiles",)
     ) as pool:
