@@ -48,12 +48,15 @@ class FusedProgram(msgspec.Struct, frozen=True, kw_only=True):
     table_bytes: int
 
 
-def fused(launch: Launch, slots: Sequence[int]) -> FusedProgram:
-    """The launch with a table of where the buffers of these slots lie, in this order."""
+def fused(launch: Launch, slots: Sequence[int], more_bytes: int = 0) -> FusedProgram:
+    """The launch with a table of where the buffers of these slots lie, in this order.
+
+    `more_bytes` of memory lie behind the table.
+    """
     return FusedProgram(
         launch=launch,
         first=tuple(_put(slots[at : at + AT_ONCE], at) for at in range(0, len(slots), AT_ONCE)),
-        table_bytes=8 * len(slots),
+        table_bytes=8 * len(slots) + more_bytes,
     )
 
 

@@ -16,12 +16,17 @@ from hrxmp.kernels.addresses import FusedProgram
 from hrxmp.kernels.definition import Argument, DeviceTraits, KernelDefinition
 from hrxmp.kernels.keys import Params, Variant
 from hrxmp.kernels.launch import Launch
+from hrxmp.kernels.layer import STATE_BYTES
 
 INTS, FLOATS = 40, 10
 """Arguments of each kind, as in `cl/nv_arguments.h`."""
 STEPS = 12
 _WIDTH = 16
 _LX = 512
+_CHUNKS_OF_ONE_GROUP = 3
+"""For tests: a group that has a head's chunks one after the other gains nothing."""
+_MOST_HEADS = STATE_BYTES // 4 - 16
+"""A counter each, behind STATE_OF_HEADS of `cl/nv_program.cl`."""
 _ATTENTION = ("HEAD_DIM", "HEADS", "KV_HEADS", "KV", "N_DIMS", "NEOX", "FACTORS", "ROPE")
 _PRODUCT = ("W0", "W1", "W2", "K", "N0", "N1", "N2", "EPILOGUE", "NORM", "PACKED", "ROWS", "SPLIT")
 
@@ -36,7 +41,7 @@ DEFINITIONS = (
         source="nv_program.cl",
         entry_point="nv_program",
         params=(
-            *("FORM", *_ATTENTION, "ROW", "COMMANDS", "BUFFERS"),
+            *("FORM", *_ATTENTION, "CHUNKS", "ROW", "COMMANDS", "BUFFERS"),
             *(f"S{n}" for n in range(STEPS)),
             "PLAN",
         ),
@@ -88,6 +93,7 @@ class _Plan:
             and len(self.ints) <= INTS
             and len(self.floats) <= FLOATS
             and bool(self.attention)
+            and int(dict(self.attention)["HEADS"]) <= _MOST_HEADS
         )
 
 
@@ -133,16 +139,20 @@ def _step(launch: Launch) -> str:
 
 def _fused(traits: DeviceTraits, plan: _Plan, launches: Sequence[Launch]) -> FusedProgram:
     steps = [*plan.steps, *["idle"] * (STEPS - len(plan.steps))]
+    attention = dict(plan.attention)
+    heads, head_dim = int(attention["HEADS"]), int(attention["HEAD_DIM"])
+    groups = 1 if traits.is_cpu else traits.compute_units
+    chunks = _CHUNKS_OF_ONE_GROUP if groups == 1 else max(1, groups // heads)
     params = {
         "FORM": nvidia.form(traits),
-        **dict(plan.attention),
+        **attention,
+        "CHUNKS": chunks,
         "ROW": plan.row,
         "COMMANDS": len(launches),
         "BUFFERS": len(plan.buffers),
         **{f"S{n}": step for n, step in enumerate(steps)},
         "PLAN": ",".join(map(str, plan.numbers)),
     }
-    groups = 1 if traits.is_cpu else traits.compute_units
     launch = Launch(
         variant=Variant(definition="nv_program", params=tuple(params.items()), local_size=(_LX,)),
         args=(
@@ -155,7 +165,8 @@ def _fused(traits: DeviceTraits, plan: _Plan, launches: Sequence[Launch]) -> Fus
         flops=sum(launch.flops for launch in launches),
         nbytes=sum(launch.nbytes for launch in launches),
     )
-    return addresses.fused(launch, list(plan.buffers))
+    partials = 4 * heads * chunks * (head_dim + 2)
+    return addresses.fused(launch, list(plan.buffers), partials)
 
 
 def _padded(values: list[Any], count: int, rest: Any) -> list[Any]:

@@ -78,10 +78,14 @@ def run(device: Device) -> Runner:
     return lambda launch, operands: launch_once(device, launch, operands, options)
 
 
+@pytest.mark.parametrize("length", [30, 511, 800])
 def test_a_whole_model_as_one_launch(
-    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
-    """On a CPU one work-group does it all; on a GPU test_llama has all of them."""
+    """On a CPU one work-group does it all; on a GPU test_llama has all of them.
+
+    From 512 rows on groups share a head: the second decoded token after 511.
+    """
     if not device.traits.is_cpu:
         pytest.skip("test_llama runs models on this device as they are")
     monkeypatch.setattr(session, "open_device", lambda *_args, **_options: device)
@@ -89,10 +93,10 @@ def test_a_whole_model_as_one_launch(
     settings = Settings(async_jit=False, cache=str(tmp_path / "store"))
     opened = session.Session(settings, session.Link(run_id=new_run_id(), run_begin_ns=mono_ns()))
     path = write_tiny(tmp_path / "m.gguf", "q4_k_m", seed=3)
-    reference, model = ReferenceLlama(path), LlamaModel.load(opened.executor, path, ubatch=24)
-    tokens = np.random.default_rng(1).integers(0, model.config.n_vocab, 30).tolist()
+    reference, model = ReferenceLlama(path), LlamaModel.load(opened.executor, path, ubatch=200)
+    tokens = np.random.default_rng(1).integers(0, model.config.n_vocab, length).tolist()
     pairs = [(model.prefill(tokens), reference.forward(tokens)[-1])]
-    pairs += [(model.decode(token), reference.forward([token])[-1]) for token in (5, 600)]
+    pairs += [(model.decode(token), reference.forward([token])[-1]) for token in (5, 600, 7)]
     for found, expected in pairs:
         assert np.linalg.norm(found - expected) < 1e-4 * np.linalg.norm(expected)
     names = [variant.definition for variant in opened.executor.variants(model.graph(1))]

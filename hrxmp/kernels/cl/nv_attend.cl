@@ -13,5 +13,5 @@ KERNEL nv_attend(int m, int capacity, int q_stride, int q_offset, int y_stride, 
         return;
     attend_head(head, positions[token], capacity, scale, freq_base, freq_scale,
                 q + q_offset + token * q_stride, factors, k_cache, v_cache,
-                y + y_offset + token * y_stride, &own, scratch);
+                y + y_offset + token * y_stride, (Split){0, 1, 0, 0}, &own, scratch);
 }

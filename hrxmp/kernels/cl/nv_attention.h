@@ -1,4 +1,5 @@
 // Causal attention of one query head of one row by a work-group, over the cache in tiles of TILE rows.
+// Some groups may share a head, a chunk of its rows each: the last one to finish puts their sums together.
 //
 // With ROPE (one row only) q and k are rotated here, k and v are stored in the caches, and a group
 // takes the newest row from its own copies: no other group's store has to be seen. Eight lanes share
@@ -8,12 +9,15 @@
 #define NV_ATTENTION_H
 #include "nv_form.h"
 #include "cache.h"
+#include "nv_grid.h"
 #include "rope.h"
 
 #define TILE 1024
 #define SCORE_LANES 8
 #define QUADS (HEAD_DIM / 4)
 #define SLICES (LX / QUADS)
+#define CHUNK_ROWS 256         // fewer are not worth a group of their own
+#define PARTIAL (HEAD_DIM + 2)  // floats of a chunk: sums, the highest score, the total of the weights
 
 #if HALF_CACHE
 #define cache_load4(index, p) vload_half4(0, (p) + (index))
@@ -82,9 +86,57 @@ INLINE float4 add_tile(Seen seen, int start, int count, local const float *score
     return sum;
 }
 
-INLINE void attend(Seen seen, local float *scores, local float4 *sums, local float *scratch,
+// Local memory of a group.
+typedef struct {
+    float query[HEAD_DIM], fresh[2 * HEAD_DIM], scores[TILE];  // fresh: the newest k and v
+    float4 sums[LX];
+    int last;  // whether this group is the last one of its head
+} Attending;
+
+// Which of a head's chunks a group has; where the sums of all lie, and how many of them are there: zero
+// before and after.
+typedef struct {
+    int chunk, chunks;
+    global float *partials;
+    volatile global uint *arrived;
+} Split;
+
+// y from the sums of all chunks, by the last group that has one.
+INLINE void combine(Split split, float top, float total, local Attending *own, global float *y) {
+    int item = get_local_id(0);
+    global float *mine = split.partials + split.chunk * PARTIAL;
+    if (item < HEAD_DIM)
+        mine[item] = ((local const float *)own->sums)[item];
+    if (item == 0) {
+        mine[HEAD_DIM] = top;
+        mine[HEAD_DIM + 1] = total;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+    if (item == 0)
+        own->last = arrive(split.arrived) + 1 == split.chunks;
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+    if (!own->last)
+        return;
+    float highest = -INFINITY, weights = 0.0f, sum = 0.0f;
+    for (int chunk = 0; chunk < split.chunks; chunk++)
+        highest = fmax(highest, split.partials[chunk * PARTIAL + HEAD_DIM]);
+    for (int chunk = 0; chunk < split.chunks; chunk++) {
+        global const float *part = split.partials + chunk * PARTIAL;
+        float weight = exp(part[HEAD_DIM] - highest);
+        weights += weight * part[HEAD_DIM + 1];
+        sum += item < HEAD_DIM ? weight * part[item] : 0.0f;
+    }
+    if (item < HEAD_DIM)
+        y[item] = sum / weights;
+    if (item == 0)
+        *split.arrived = 0;
+}
+
+INLINE void attend(Seen seen, Split split, local Attending *own, local float *scratch,
                    global float *y) {
     int item = get_local_id(0);
+    local float *scores = own->scores;
+    local float4 *sums = own->sums;
     float top = -INFINITY, total = 0.0f;
     float4 sum = 0.0f;
     for (int start = 0; start < seen.rows; start += TILE) {
@@ -111,15 +163,11 @@ INLINE void attend(Seen seen, local float *scores, local float4 *sums, local flo
             sums[item] += sums[other];
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (item < HEAD_DIM)
+    if (split.chunks > 1)
+        combine(split, top, total, own, y);
+    else if (item < HEAD_DIM)
         y[item] = total > 0.0f ? ((local const float *)sums)[item] / total : 0.0f;
 }
-
-// Local memory of a group.
-typedef struct {
-    float query[HEAD_DIM], fresh[2 * HEAD_DIM], scores[TILE];  // fresh: the newest k and v
-    float4 sums[LX];
-} Attending;
 
 // The head of q, and the newest k and v, from rows of q, k, v side by side; q and k rotated.
 INLINE void take_heads(global const float *q, int head, int position, float freq_base,
@@ -145,7 +193,7 @@ INLINE void take_heads(global const float *q, int head, int position, float freq
 INLINE void attend_head(int head, int position, int capacity, float scale, float freq_base,
                         float freq_scale, global const float *q, global const float *factors,
                         global cached *k_cache, global cached *v_cache, global float *y,
-                        local Attending *own, local float *scratch) {
+                        Split split, local Attending *own, local float *scratch) {
     local float *query = own->query, *fresh = own->fresh;
     int item = get_local_id(0), kv_head = head / SHARED, newest = -1;
 #if ROPE
@@ -154,7 +202,8 @@ INLINE void attend_head(int head, int position, int capacity, float scale, float
         fresh[i] = as_cached(fresh[i]);
     bool inside = position >= 0 && position < capacity;
     newest = position;
-    for (int i = item; i < 2 * HEAD_DIM && inside && head % SHARED == 0; i += LX)
+    inside &= head % SHARED == 0 && split.chunk == 0;
+    for (int i = item; i < 2 * HEAD_DIM && inside; i += LX)
         cache_store(fresh[i], CACHE_ROW(kv_head, position, capacity) + i % HEAD_DIM,
                     i < HEAD_DIM ? k_cache : v_cache);
 #else
@@ -164,9 +213,11 @@ INLINE void attend_head(int head, int position, int capacity, float scale, float
     for (int i = item; i < HEAD_DIM; i += LX)
         query[i] *= scale;
     barrier(CLK_LOCAL_MEM_FENCE);
-    size_t first = CACHE_ROW(kv_head, 0, capacity);
-    Seen seen = {k_cache + first, v_cache + first, min(position + 1, capacity),
-                 newest,          query,           fresh};
-    attend(seen, own->scores, own->sums, scratch, y + head * HEAD_DIM);
+    int rows = min(position + 1, capacity), chunk_rows = (rows + split.chunks - 1) / split.chunks;
+    int start = split.chunk * chunk_rows;
+    size_t first = CACHE_ROW(kv_head, start, capacity);
+    Seen seen = {k_cache + first, v_cache + first, min(chunk_rows, rows - start),
+                 newest - start,  query,           fresh};
+    attend(seen, split, own, scratch, y + head * HEAD_DIM);
 }
 #endif

@@ -3,7 +3,7 @@
 //
 // PLAN has WIDTH numbers a command: which STEP, then for each argument of that step's kernel its
 // place among the launch's ints and floats or the table of addresses. S0 .. S11 are the steps: kernels with their
-// sizes.
+// sizes. Behind the table lies what attention keeps while groups share a head.
 
 #include "nv_arguments.h"
 #include "nv_attention.h"
@@ -12,6 +12,7 @@
 #include "nv_mat_vec.h"
 
 #define WIDTH 16
+#define STATE_OF_HEADS 16  // where their counters begin in `state`
 
 typedef struct {
     local const int *ints;
@@ -19,6 +20,8 @@ typedef struct {
     local const ulong *buffers;
     local Attending *attending;
     Desk desk;
+    global float *partials;         // of attention: PARTIAL for each chunk of each head
+    volatile global uint *arrived;  // for each head, its chunks that are done
 } Table;
 
 constant int plan[] = {PLAN};
@@ -36,14 +39,18 @@ INLINE Operands operands_of(constant int *command, Table table) {
                       BUFFER(float, 14) + INT(6), FLOAT(7)};
 }
 
-// The arguments of nv_attend.
+// The arguments of nv_attend. A head's rows are shared by up to CHUNKS groups.
 INLINE void attend_step(constant int *command, Table table) {
     command++;
-    for (int head = get_group_id(0); head < HEADS; head += get_num_groups(0)) {
-        attend_head(head, BUFFER(const int, 10)[0], INT(1), FLOAT(6), FLOAT(7), FLOAT(8),
-                    BUFFER(const float, 9) + INT(3), BUFFER(const float, 11), BUFFER(cached, 12),
-                    BUFFER(cached, 13), BUFFER(float, 14) + INT(5), table.attending,
-                    table.desk.scratch);
+    int position = BUFFER(const int, 10)[0];
+    int chunks = clamp(min(position + 1, INT(1)) / CHUNK_ROWS, 1, CHUNKS);
+    for (int unit = get_group_id(0); unit < HEADS * chunks; unit += get_num_groups(0)) {
+        int head = unit / chunks;
+        Split split = {unit % chunks, chunks, table.partials + head * CHUNKS * PARTIAL,
+                       table.arrived + head};
+        attend_head(head, position, INT(1), FLOAT(6), FLOAT(7), FLOAT(8), BUFFER(const float, 9) + INT(3),
+                    BUFFER(const float, 11), BUFFER(cached, 12), BUFFER(cached, 13),
+                    BUFFER(float, 14) + INT(5), split, table.attending, table.desk.scratch);
         barrier(CLK_LOCAL_MEM_FENCE);
     }
 }
@@ -85,7 +92,7 @@ INLINE void do_step(constant int *command, Table table) {
     }
 }
 
-KERNEL nv_program(NUMBERS global const ulong *addresses, volatile global uint *state) {
+KERNEL nv_program(NUMBERS global ulong *addresses, volatile global uint *state) {
     local uint row[ROW] __attribute__((aligned(16)));
     local float results[WARPS * MAX_SUMS], scratch[LX], floats[FLOATS];
     local Attending attending;
@@ -98,7 +105,8 @@ KERNEL nv_program(NUMBERS global const ulong *addresses, volatile global uint *s
     for (int i = get_local_id(0); i < BUFFERS; i += LX)
         buffers[i] = addresses[i];
     barrier(CLK_LOCAL_MEM_FENCE);
-    Table table = {ints, floats, buffers, &attending, {row, results, scratch}};
+    Table table = {ints, floats, buffers, &attending, {row, results, scratch},
+                   (global float *)(addresses + BUFFERS), state + STATE_OF_HEADS};
     for (int at = 0; at < COMMANDS; at++) {
         do_step(plan + at * WIDTH, table);
         if (at + 1 < COMMANDS)
