@@ -21,6 +21,10 @@ from hrxmp.kernels.product import OPERANDS, STRIDES, Product
 WARP = 32
 _LX = 512
 _ATTEND_LX = 256
+_FLASH_LX, _FLASH_TOKENS = 128, 64
+_FEWEST_ATTENDING = 8
+"""Rows for which a tile of `_FLASH_TOKENS` is faster than a work-group for each."""
+_LARGEST_HEAD = 128
 _PACK_LX = 256
 _TILE_ROWS, _TILE_TOKENS = 64, 128
 _FEWEST_TOKENS = 5
@@ -84,6 +88,16 @@ DEFINITIONS = (
             "m:int capacity:int q_stride:int q_offset:int y_stride:int y_offset:int scale:float "
             "freq_base:float freq_scale:float q:buffer positions:buffer factors:buffer "
             "k_cache:buffer v_cache:buffer y:buffer"
+        ),
+    ),
+    KernelDefinition(
+        name="nv_flash_tile",
+        source="nv_flash_tile.cl",
+        entry_point="nv_flash_tile",
+        params=("FORM", "HEAD_DIM", "HEADS", "KV_HEADS", "KV", "T"),
+        args=arguments(
+            "m:int capacity:int q_stride:int q_offset:int y_stride:int y_offset:int scale:float "
+            "q:buffer positions:buffer k_cache:buffer v_cache:buffer y:buffer"
         ),
     ),
 )
@@ -252,10 +266,13 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def attend(traits: DeviceTraits, call: Attention, n_heads: int) -> Launch:
-    """Attention of `m` rows, one head of one row a work-group; with `rope` of one row, all of it.
+    """Attention of `m` rows; with `rope` of one row, all of it.
 
     Operands q (or qkv with rope), positions, (factors), k_cache, v_cache, y.
     """
+    params = dict(call.params)
+    if not call.rope and call.m >= _FEWEST_ATTENDING and int(params["HEAD_DIM"]) <= _LARGEST_HEAD:
+        return _attend_tile(traits, call, n_heads)
     q = "qkv" if call.rope else "q"
     if call.rope and call.m != 1:
         raise UnsupportedError(f"rope and attention of {call.m} rows are not fused on this device")
@@ -283,6 +300,28 @@ def attend(traits: DeviceTraits, call: Attention, n_heads: int) -> Launch:
         global_size=(n_heads * _ATTEND_LX, call.m),
         writes=("k_cache", "v_cache", "y") if call.rope else ("y",),
     )
+
+
+def _attend_tile(traits: DeviceTraits, call: Attention, n_heads: int) -> Launch:
+    params = dict(call.params)
+    large = params["KV"] == "f32" and int(params["HEAD_DIM"]) > 64
+    return Launch(
+        variant=Variant(
+            definition="nv_flash_tile",
+            params=(
+                ("FORM", form(traits)),
+                *((name, params[name]) for name in ("HEAD_DIM", "HEADS", "KV_HEADS", "KV")),
+                ("T", 32 if large else 64),  # what local memory has room for
+            ),
+            local_size=(_FLASH_LX, 1),
+        ),
+        args=(
+            call.m, call.capacity, *call.q, *call.y, call.scale,
+            "q", "positions", "k_cache", "v_cache", "y",
+        ),
+        global_size=(-(-call.m // _FLASH_TOKENS) * _FLASH_LX, n_heads),
+        writes=("y",),
+    )  # fmt: skip
 
 
 def form(traits: DeviceTraits) -> str:

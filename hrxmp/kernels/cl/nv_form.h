@@ -117,4 +117,55 @@ INLINE float2 halves_of(uint pair) {
     return vload_half2(0, (half *)&pair);
 #endif
 }
+
+// Two floats as the nearest halves in a dword.
+INLINE uint pack_halves(float low, float high) {
+    uint pair;
+#if PTX
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+#else
+    vstore_half2_rte((float2)(low, high), 0, (half *)&pair);
+#endif
+    return pair;
+}
+
+// 2 to the x, to some units in the last place.
+INLINE float power_of_two(float x) {
+#if PTX
+    float power;
+    asm("ex2.approx.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+#else
+    return exp2(x);
+#endif
+}
+
+// c + a b of a warp: 16 x 16 halves by 16 x 8, the sums in float. With g = lane / 4 and t = lane % 4 a lane
+// has, of a, elements 2 t and 2 t + 1 of the rows g and g + 8, then 8 elements later the same; of b elements
+// 2 t and 2 t + 1, then 8 later, of column g; of c columns 2 t and 2 t + 1 of the rows g and g + 8.
+// `scratch`, in the plain form, has six words an item, and all items must come.
+INLINE float4 multiply_halves(uint4 a, uint2 b, float4 c, local uint *scratch) {
+#if PTX
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c.x), "+f"(c.y), "+f"(c.z), "+f"(c.w)
+                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
+    return c;
+#else
+    int item = get_local_id(0), warp = item / WARP * WARP, g = item % WARP / 4, t = item % 4;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    vstore4(a, 0, scratch + item * 6);
+    vstore2(b, 0, scratch + item * 6 + 4);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int k = 0; k < 16; k += 2) {
+        int word = k / 8, lane = k % 8 / 2;
+        local const uint *left = scratch + (warp + g * 4 + lane) * 6 + word * 2;
+        local const uint *right = scratch + (warp + t * 8 + lane) * 6 + 4 + word;
+        float2 upper = halves_of(left[0]), lower = halves_of(left[1]);
+        float2 first = halves_of(right[0]), second = halves_of(right[4 * 6]);
+        c += (float4)(dot(upper, first), dot(upper, second), dot(lower, first), dot(lower, second));
+    }
+    return c;
+#endif
+}
 #endif
