@@ -27,6 +27,8 @@ _FEWEST_ATTENDING = 8
 _LARGEST_HEAD = 128
 _PACK_LX = 256
 _TILE_ROWS, _TILE_TOKENS = 64, 128
+_FEW_COLUMNS = 32
+"""For each multiprocessor: with fewer, 512 rows of x make less than two groups of it."""
 _FEWEST_TOKENS = 5
 _LONGEST_ROW = 16384
 _RAW = (DType.F32, DType.F16, DType.Q4_K, DType.Q5_K)
@@ -65,7 +67,7 @@ DEFINITIONS = (
         name="nv_mul_mat_tile",
         source="nv_mul_mat_tile.cl",
         entry_point="nv_mul_mat_tile",
-        params=("FORM", "W0", "W1", "W2", "K", "N0", "N1", "N2", "EPILOGUE", "STEP"),
+        params=("FORM", "W0", "W1", "W2", "K", "N0", "N1", "N2", "EPILOGUE", "ROWS", "STEP"),
         args=arguments(
             f"m:int r_stride:int r_offset:int y_stride:int y_offset:int x:buffer {OPERANDS}"
         ),
@@ -199,13 +201,18 @@ def mul_mat_packed(traits: DeviceTraits, product: Product) -> Launch:
     _, *strides = product.strides()[1:]
     half = product.epilogue == "swiglu"
     counts = product.rows[:1] if half else product.rows
-    tiles = sum(-(-n // (_TILE_ROWS // (1 + half))) for n in counts)
+    # Few columns make few tiles: smaller ones keep more of the device busy. Not a question of m,
+    # which must not make another kernel.
+    few = not half and sum(counts) < _FEW_COLUMNS * traits.compute_units
+    rows = _TILE_ROWS // 2 if few else _TILE_ROWS
+    tiles = sum(-(-n // (rows // (1 + half))) for n in counts)
     values: dict[str, Param] = {
         "FORM": form(traits),
         **{f"W{i}": label for i, label in enumerate(_formats(product))},
         "K": product.k,
         **{f"N{i}": n for i, n in enumerate(product.rows)},
         "EPILOGUE": product.epilogue,
+        "ROWS": rows,
         "STEP": _step([weight.dtype for weight in product.weights], product.k),
     }
     return Launch(

@@ -121,12 +121,15 @@ def test_formats_go_together(device: Device, run: Runner, m: int) -> None:
 
 @pytest.mark.parametrize("epilogue", ["none", "add", "swiglu"])
 @pytest.mark.parametrize("dtype", QUANTIZED, ids=lambda d: d.label)
-@pytest.mark.parametrize("m", [5, 200])
-def test_tensor_cores(device: Device, run: Runner, dtype: DType, m: int, epilogue: str) -> None:
+@pytest.mark.parametrize(("m", "n"), [(5, 144), (200, 144), (130, 4490)])
+def test_tensor_cores(
+    device: Device, run: Runner, dtype: DType, m: int, n: int, epilogue: str
+) -> None:
+    """Few columns and many take tiles of their own size."""
     if not dispatch.packs_rows(device.traits, [dtype], 512, m):
         pytest.skip("this device has no tensor cores")
     rng = np.random.default_rng(m)
-    sizes = (144, 144) if epilogue == "swiglu" else (144,)
+    sizes = (n, n) if epilogue == "swiglu" else (n,)
     weights = [make_weight(device, rng, dtype, n, 512) for n in sizes]
     x = rng.standard_normal((m, 512)).astype(np.float32)
     norm = rng.uniform(0.5, 2, 512).astype(np.float32)
@@ -139,8 +142,8 @@ def test_tensor_cores(device: Device, run: Runner, dtype: DType, m: int, epilogu
         device.traits, weights=tuple(w.spec for w in weights), k=512, m=m, packed=True,
         epilogue=epilogue,
     )  # fmt: skip
-    residual = rng.standard_normal((m, 144)).astype(np.float32)
-    operands = {"x": packed, "residual": residual, "y": np.full((m, 144), np.nan, np.float32)}
+    residual = rng.standard_normal((m, n)).astype(np.float32)
+    operands = {"x": packed, "residual": residual, "y": np.full((m, n), np.nan, np.float32)}
     operands |= {f"w{i}": w.packed for i, w in enumerate(weights)}
     exact = x.astype(np.float64)
     exact *= norm / np.sqrt((exact**2).mean(axis=1, keepdims=True) + 1e-5)

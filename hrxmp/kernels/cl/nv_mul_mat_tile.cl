@@ -1,6 +1,6 @@
 // y = x w for many rows of x, on the tensor cores. A work-group of eight warps makes 128 tokens by
-// 64 weight rows; it unpacks the weights of STEP elements into bytes in local memory, beside the
-// packed rows of x, and each warp multiplies 32 rows by 32 tokens.
+// ROWS weight rows, 64 or 32; it unpacks the weights of STEP elements into bytes in local memory,
+// beside the packed rows of x, and each warp multiplies half of the rows by 32 tokens.
 //
 // Products are exact integers: x is 256 * high + low, so two byte products make one. A block's sum
 // becomes a float when its scales are known: each 32 elements, each 16 of Q6_K. FORM ptx only.
@@ -15,7 +15,7 @@
 #define ADD (JOIN(EPILOGUE_, EPILOGUE) == EPILOGUE_add)
 
 #define TOKENS 128
-#define ROWS 64
+#define FRAGMENTS (ROWS / 32)  // of 16 rows, of a warp
 #define PITCH (STEP + 16)  // bytes from row to row: ldmatrix meets each bank once
 #define RUNS (STEP / 16)
 #define TILES_OF(n) (SWIGLU ? ((n) + 31) / 32 : ((n) + ROWS - 1) / ROWS)
@@ -115,16 +115,17 @@ INLINE float4 add_block(float4 sum, int4 c, float2 upper, float2 lower, float2 x
     return sum;
 }
 
-// One block of 32 elements: this warp's 2 x 16 rows by 4 x 8 tokens.
-INLINE void multiply_block(bool halves, int block, local const Stage *stage, float4 sums[2][4]) {
+// One block of 32 elements: this warp's FRAGMENTS x 16 rows by 4 x 8 tokens.
+INLINE void multiply_block(bool halves, int block, local const Stage *stage, float4 sums[FRAGMENTS][4]) {
     int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP;
-    int rows = warp % 2 * 32, tokens = warp / 2 * 32;
-    uint4 a[2], high[2], low[2];
+    int rows = warp % 2 * (ROWS / 2), tokens = warp / 2 * 32;
+    uint4 a[FRAGMENTS], high[2], low[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int row = rows + i * 16 + lane % 16, token = tokens + i * 16 + lane / 16 * 8 + lane % 8;
         int at = token * PITCH + block * 32 + lane / 8 % 2 * 16;
-        a[i] = load_matrices(stage->weights + row * PITCH + block * 32 + lane / 16 * 16);
+        if (i < FRAGMENTS)
+            a[i] = load_matrices(stage->weights + row * PITCH + block * 32 + lane / 16 * 16);
         high[i] = load_matrices(stage->high + at);
         low[i] = load_matrices(stage->low + at);
     }
@@ -136,7 +137,7 @@ INLINE void multiply_block(bool halves, int block, local const Stage *stage, flo
         local const float *x_sums = stage->x_sums + 2 * block * TOKENS + token;
         float2 first = *(local const float2 *)x_sums, second = *(local const float2 *)(x_sums + TOKENS);
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < FRAGMENTS; i++) {
             local const float2 *scales = stage->scales + 2 * block * ROWS + rows + i * 16 + lane / 4;
             if (halves) {
                 int4 c = multiply16(a[i].xy, l.x, multiply16(a[i].xy, h.x, (int4)0) << 8);
@@ -153,7 +154,7 @@ INLINE void multiply_block(bool halves, int block, local const Stage *stage, flo
 }
 
 INLINE void multiply(int format, Tile tile, global const uint *x, int token, int m,
-                     local Stage *stage, float4 sums[2][4]) {
+                     local Stage *stage, float4 sums[FRAGMENTS][4]) {
     for (int start = 0; start < K; start += STEP) {
         stage_weights(format, tile, start, stage);
         stage_x(x, token, m, start, stage);
@@ -186,9 +187,9 @@ KERNEL nv_mul_mat_tile(int m, int r_stride, int r_offset, int y_stride, int y_of
     if (token >= m)
         return;
     Tile tile = tile_at(get_group_id(1), w0, w1, w2);
-    float4 sums[2][4];
+    float4 sums[FRAGMENTS][4];
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < FRAGMENTS; i++)
 #pragma unroll
         for (int j = 0; j < 4; j++)
             sums[i][j] = 0.0f;
@@ -203,11 +204,11 @@ KERNEL nv_mul_mat_tile(int m, int r_stride, int r_offset, int y_stride, int y_of
     int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP;
     token += warp / 2 * 32 + lane % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < (SWIGLU ? 1 : 2); i++)
+    for (int i = 0; i < (SWIGLU ? 1 : FRAGMENTS); i++)
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            int column = tile.row + weight_row(warp % 2 * 32 + i * 16 + lane / 4);
-            float4 v = sums[i][j], up = sums[1][j];
+            int column = tile.row + weight_row(warp % 2 * (ROWS / 2) + i * 16 + lane / 4);
+            float4 v = sums[i][j], up = sums[FRAGMENTS - 1][j];
             int t = token + j * 8;
             store_one(v.x, up.x, t, column, m, tile, r_stride, y_stride, residual, y);
             store_one(v.y, up.y, t + 1, column, m, tile, r_stride, y_stride, residual, y);
