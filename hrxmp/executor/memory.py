@@ -158,7 +158,9 @@ class Memory:
         try:
             if self._staging is None:
                 self._staging = Staging(self._device)
-            self._staging.send(self.buffer(storage), pieces, packed, read)
+            buffer = self.buffer(storage)
+            self._device.queue.finish()  # it may still bring the buffer to the device, as undefined
+            self._staging.send(buffer, pieces, packed, read)
         except self._cl.Error as error:
             doing = f"{storage} was uploaded, holding {self.described()}"
             raise device_error(error, doing) from error
