@@ -115,6 +115,8 @@ class Run:
         if self._settings.async_jit:
             args += ["--pool", self._pool]
         ours = self._command[0] in COMMANDS  # a script may well multiply with numpy
+        if ours:
+            args.append("--opens-device")
         environ = without_blas_threads(self._environ) if ours else self._environ
         with _interrupts_put_off():
             return spawn(

@@ -49,7 +49,8 @@ class RunBegin(Record, frozen=True, kw_only=True, tag="run-begin"):
     components: dict[str, Param] = {}
     """What every kernel key of the run has in common: device, driver, options, sanitizer."""
     opening_ns: int = 0
-    """How long driver and device took to open; before that, processes and imports."""
+    """How long it took to find a device that works; before that, processes and imports. A GPU's
+    context may still be in the making."""
 
 
 class RunEnd(Record, frozen=True, kw_only=True, tag="run-end"):

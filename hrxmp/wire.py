@@ -18,7 +18,6 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 import zmq
-import zmq.auth
 
 from hrxmp.clock import HybridLogicalClock, mono_ns, wall_ns
 from hrxmp.errors import UsageError
@@ -223,6 +222,8 @@ def make_keys(folder: Path) -> None:
 
     UsageError when there are keys already: replacing them would lock out whoever uses them.
     """
+    from zmq import auth  # brings logging, and most runs have no keys
+
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if (folder / "server.key_secret").exists():
         raise UsageError(f"{folder} has keys already", remedy="choose another folder")
@@ -230,7 +231,7 @@ def make_keys(folder: Path) -> None:
     try:
         (folder / "clients").mkdir(mode=0o700, exist_ok=True)
         for name in ("server", "client"):
-            zmq.auth.create_certificates(folder, name)
+            auth.create_certificates(folder, name)
         shutil.copy(folder / "client.key", folder / "clients" / "client.key")
     finally:
         os.umask(old)
@@ -277,10 +278,12 @@ def _use_curve(socket: zmq.Socket[bytes], folder: Path) -> None:
 
 def _certificate(path: Path) -> tuple[bytes, bytes | None]:
     """Public and secret key of a file; UsageError when it is not there, is none, or is open."""
+    from zmq import auth
+
     try:
         if path.suffix == ".key_secret" and path.stat().st_mode & 0o077:
             raise UsageError(f"{path} can be read by other users", remedy=f"chmod 600 {path}")
-        return zmq.auth.load_certificate(path)
+        return auth.load_certificate(path)
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{path}: no usable CURVE key", remedy="make keys with `hrxmp-run keygen`"

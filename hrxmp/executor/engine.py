@@ -17,7 +17,6 @@ from time import monotonic_ns
 from hrxmp import records
 from hrxmp.dtypes import DType
 from hrxmp.errors import DeviceError, DeviceFaultError, GraphError, HrxmpError
-from hrxmp.executor import library_pages
 from hrxmp.executor.counts import EngineStats, GraphCounts
 from hrxmp.executor.execution import Array, Compiled, Execution, Run, info
 from hrxmp.executor.findings import Sanitizing
@@ -72,7 +71,6 @@ class Executor:
         self._failed = ""
         self._profile: Profile | None = None
         self.tuned_table = tuned_table or TunedTable(None, device.key_fields())
-        library_pages.give_back()  # the device is open, and the model's memory is still to come
 
     # -- memory ------------------------------------------------------------------------------
 
@@ -149,7 +147,7 @@ class Executor:
 
     def finish(self) -> None:
         """Wait until the device has done what is enqueued: memory must outlive it."""
-        with suppress(opencl().Error):
+        with suppress(opencl().Error, DeviceError):
             self._device.queue.finish()
 
     def annotate(self, label: str) -> None:
@@ -185,11 +183,14 @@ class Executor:
                 self._jit.need(key, cause)
         return Compiled(counts=cause.counts, failed=tuple(failed))
 
-    def prefetch(self, graph: Graph) -> None:
-        """Ask for a graph's kernels on nobody's behalf, where a pool can compile them meanwhile."""
+    def prefetch(self, *graphs: Graph) -> None:
+        """Ask for the kernels of graphs on nobody's behalf, where a pool can compile meanwhile.
+
+        The longest go first, but where workers have the cores of the device: there the first graph.
+        """
         if self._jit.asynchronous:
-            cause = Cause(exec_id=None, counts=GraphCounts())
-            self._jit.ask(self._wants(self._program(graph, None)).values(), cause)
+            wanted = (w for g in graphs for w in self._wants(self._program(g, None)).values())
+            self._jit.prefetch(wanted, longest_first=not self._traits.is_cpu)
 
     @property
     def stores(self) -> bool:

@@ -19,6 +19,7 @@ from hrxmp.executor.counts import GraphCounts
 from hrxmp.executor.guard import Guard
 from hrxmp.executor.kernel_table import KernelTable
 from hrxmp.executor.reasons import Reason, Reasons
+from hrxmp.kernels import catalog
 from hrxmp.kernels.keys import KeyComponents, Variant
 from hrxmp.trace import Tracer
 
@@ -131,6 +132,11 @@ class Jit:
                 self._adopt(known, cause)
             elif cause.exec_id is not None:
                 cause.counts.memory_hits += 1
+
+    def prefetch(self, wanted: Iterable[Wanted], *, longest_first: bool) -> None:
+        """Ask on nobody's behalf, in order or the longest first."""
+        ordered = sorted(wanted, key=_length, reverse=True) if longest_first else wanted
+        self.ask(ordered, Cause(exec_id=None, counts=GraphCounts()))
 
     def need(self, key: str, cause: Cause) -> None:
         """Return once the kernel is loaded; waits for it when it is still being compiled.
@@ -301,6 +307,11 @@ class Jit:
     ) -> None:
         if self._tracer is not None:
             self._tracer.emit(record, exec_id=cause.exec_id, request=request.request, **fields)
+
+
+def _length(wanted: Wanted) -> int:
+    """How long a kernel that was never compiled will take: its source tells to a factor of two."""
+    return len(catalog.source_text(catalog.get(wanted.kernel))).bit_length()
 
 
 def _count(counts: GraphCounts, via: str) -> None:

@@ -1,9 +1,9 @@
 """Gives back memory of shared libraries that was read once, while they were loaded.
 
-The executor calls it when its device is open. A driver brings a compiler of some hundred megabytes
-(two with a second driver), and the dynamic linker reads relocation and symbol tables of them all:
-more than 100 MB, for a process that loads finished binaries. The pages stay in the system's page
-cache, and what is used again comes back from there at once.
+The executor calls it when its device, a processor, is open. A driver brings a compiler of some
+hundred megabytes (two with a second driver), and the dynamic linker reads relocation and symbol
+tables of them all: more than 100 MB, for a process that loads finished binaries. The pages stay in
+the system's page cache, and what is used again comes back from there at once.
 """
 
 from __future__ import annotations

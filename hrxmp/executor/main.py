@@ -1,8 +1,9 @@
 """The executor process: joins its run, runs the workload, ends with its exit code.
 
 Opened by the launcher only. The parent watch is armed before anything heavy is imported: when the
-launcher is gone this process ends at once. The launcher alone hears a terminal's Ctrl-C; here
-SIGTERM is the one way to stop, and it interrupts the workload only, never start-up or goodbye.
+launcher is gone this process ends at once. Drivers load while it imports the rest. The launcher
+alone hears a terminal's Ctrl-C; here SIGTERM is the one way to stop, and it interrupts the workload
+only, never start-up or goodbye.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from types import FrameType
 
 from hrxmp import lifecycle
 from hrxmp.errors import HrxmpError
+from hrxmp.executor import opening
+from hrxmp.kernels.store import open_store
 from hrxmp.settings import Settings
 
 Workload = Callable[[list[str], Callable[[], object]], int]
@@ -57,9 +60,10 @@ def main(argv: list[str], workload: Workload) -> int:
     args = _parser().parse_args(argv[:split])
     lifecycle.arm_parent_watch(args.parent_fd, lifecycle.leave_now)
     stop = Stop()
+    settings = Settings.from_environment(os.environ)
+    opening.prepare(settings, open_store(settings, None), opens=args.opens_device)
     from hrxmp.executor import session
 
-    settings = Settings.from_environment(os.environ)
     link = session.Link(
         run_id=args.run, run_begin_ns=args.begin, aggregator=args.aggregator, pool=args.pool
     )
@@ -90,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--begin", type=int, required=True)
     parser.add_argument("--aggregator", default="")
     parser.add_argument("--pool", default="")
+    parser.add_argument("--opens-device", action="store_true", help="it will need one at once")
     parser.add_argument("--ready-fd", type=int, default=-1)
     parser.add_argument("--parent-fd", type=int, default=-1)
     return parser

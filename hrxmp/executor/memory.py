@@ -8,6 +8,7 @@ what took it.
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -18,10 +19,11 @@ import numpy as np
 
 from hrxmp.dtypes import DType
 from hrxmp.errors import DeviceError, DeviceFaultError, DeviceMemoryError, GraphError
+from hrxmp.executor.staging import Staging, piece_bytes
 from hrxmp.graph import Storage
 from hrxmp.kernels.device import Device
 from hrxmp.kernels.layer import STATE_BYTES
-from hrxmp.kernels.layout import LANES, pack
+from hrxmp.kernels.layout import LANES, pack, packed_bytes
 from hrxmp.kernels.loader import OUT_OF_RESOURCES, device_error, opencl
 from hrxmp.kernels.pages import LargePages
 
@@ -51,6 +53,7 @@ class Memory:
         self._pages = LargePages()
         self._arena: list[cl.Buffer] = []
         self._state: cl.Buffer | None = None
+        self._staging: Staging | None = None
         self._shared = device.traits.is_cpu and self._works_in_host_memory()
 
     def buffer(self, storage: Storage) -> cl.Buffer:
@@ -128,22 +131,39 @@ class Memory:
     ) -> None:
         """Bring ggml's bytes of a weight into its storage's layout, a piece at a time."""
         raw = np.ascontiguousarray(raw).view(np.uint8).reshape(-1)
-        if storage.layout == "ggml":
-            for begin in range(0, raw.nbytes, _CHUNK_BYTES):
-                piece = raw[begin : begin + _CHUNK_BYTES]
-                self.upload(storage, piece, begin)
-                read(piece.nbytes)
+        layout, n, k = storage.layout, math.prod(shape[:-1]), shape[-1]
+        row = dtype.row_bytes(k)
+
+        def packed(piece: Array) -> Array:
+            return piece if layout == "ggml" else pack(layout, dtype, piece.nbytes // row, k, piece)
+
+        staged = not self._device.traits.is_cpu and storage.nbytes > _PIECE_BYTES
+        most = piece_bytes(storage.nbytes) if staged else _PIECE_BYTES
+        step = max(1, most // packed_bytes(layout, dtype, LANES, k)) * LANES
+        pieces = [
+            (packed_bytes(layout, dtype, begin, k), raw[begin * row : (begin + step) * row])
+            for begin in range(0, n, step)
+        ]
+        if staged:
+            self._send(storage, pieces, packed, read)
             return
-        n, k = shape
-        row, at = dtype.row_bytes(k), 0
-        step = max(1, _PIECE_BYTES // (row * LANES)) * LANES
-        for begin in range(0, n, step):
-            rows = min(step, n - begin)
-            piece = raw[begin * row : (begin + rows) * row]
-            packed = pack(storage.layout, dtype, rows, k, piece)
-            self.upload(storage, packed, at)
-            at += packed.nbytes
+        for at, piece in pieces:
+            self.upload(storage, packed(piece), at)
             read(piece.nbytes)
+
+    def _send(
+        self, storage: Storage, pieces: list[tuple[int, Array]],
+        packed: Callable[[Array], Array], read: Read,
+    ) -> None:  # fmt: skip
+        try:
+            if self._staging is None:
+                self._staging = Staging(self._device)
+            buffer = self.buffer(storage)
+            self._device.queue.finish()  # it may still bring the buffer to the device, as undefined
+            self._staging.send(buffer, pieces, packed, read)
+        except self._cl.Error as error:
+            doing = f"{storage} was uploaded, holding {self.described()}"
+            raise device_error(error, doing) from error
 
     def host_bytes(self, buffer: cl.Buffer) -> Array | None:
         """A buffer of ours as bytes of the host, if the device works in the host's memory.

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hrxmp.errors import DeviceAmbiguousError, DeviceBrokenError, DeviceError, DeviceNotFoundError
-from hrxmp.kernels import probe, x86
+from hrxmp.kernels import driver, probe, x86
 from hrxmp.kernels.definition import DeviceTraits, Form
-from hrxmp.kernels.loader import opencl, prepare_loader
+from hrxmp.kernels.loader import device_error, opencl, prepare_loader
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -66,17 +66,37 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Device:
-    """An open device: one context and one in-order queue, for the process that opened it."""
+    """An open device: one context and one in-order queue, for the process that opened it.
+
+    A GPU's context is made by a thread, and who needs it first waits: what names a kernel and
+    lowers a graph is known before.
+    """
 
     def __init__(self, info: DeviceInfo, handle: cl.Device, spec: str) -> None:
-        module = opencl()
         self.info = info
         self.spec = spec
         """A SPEC that opens exactly this device in another process of this machine."""
         self.handle = handle
         self.traits = _traits(info, handle)
-        self.context: cl.Context = module.Context([handle])
-        self.queue: cl.CommandQueue = module.CommandQueue(self.context, handle)
+        if info.kind == "gpu":
+            driver.begin_context(handle.int_ptr)
+
+    @cached_property
+    def context(self) -> cl.Context:
+        """The context. DeviceError when the driver refuses it."""
+        module = opencl()
+        address = driver.take_context(self.handle.int_ptr)
+        try:
+            if address:
+                return module.Context.from_int_ptr(address, retain=False)
+            return module.Context([self.handle])
+        except module.Error as error:
+            raise device_error(error, "its context was made") from error
+
+    @cached_property
+    def queue(self) -> cl.CommandQueue:
+        """The queue of all launches but first ones. DeviceError without a context."""
+        return opencl().CommandQueue(self.context, self.handle)
 
     @cached_property
     def side_queue(self) -> cl.CommandQueue:
@@ -275,23 +295,16 @@ def _pci(handle: cl.Device) -> str:
 
 _UUID_KHR = 0x106A  # CL_DEVICE_UUID_KHR, which pyopencl neither names nor decodes
 _UUID_BYTES = 16
-_GET_DEVICE_INFO = 3  # position in the table that every driver's objects point to (cl_khr_icd)
 
 
 def _uuid(handle: cl.Device) -> str:
     if "cl_khr_device_uuid" not in handle.extensions:
         return ""
-    signature = ctypes.CFUNCTYPE(
-        ctypes.c_int32,
-        ctypes.c_void_p,
-        ctypes.c_uint32,
-        ctypes.c_size_t,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
+    types = (ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_size_t)
+    get_info = driver.function(
+        handle.int_ptr, driver.GET_DEVICE_INFO, *types, ctypes.c_void_p, ctypes.c_void_p
     )
-    table = ctypes.cast(handle.int_ptr, ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p)))[0]
     result = ctypes.create_string_buffer(_UUID_BYTES)
-    get_info = signature(table[_GET_DEVICE_INFO])
     if get_info(handle.int_ptr, _UUID_KHR, _UUID_BYTES, result, None) != 0:
         return ""
     return str(uuid.UUID(bytes=result.raw))

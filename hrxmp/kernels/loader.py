@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from hrxmp.errors import DeviceError, DeviceFaultError, DeviceMemoryError
+from hrxmp.kernels import driver
 from hrxmp.scratch import ScratchFolder
 
 _SYSTEM_VENDORS = Path("/etc/OpenCL/vendors")
@@ -43,13 +44,17 @@ def prepare_loader(
     scratch: str | None = None,
     pocl_cache: str = "",
     cuda_cache: str = "",
+    opens: str | None = None,
+    turn: str = "",
 ) -> None:
     """Let the loader find every driver of this machine; the first call of a process counts.
 
     `vendors` is the user's OCL_ICD_VENDORS: given, it is left to rule alone. `scratch` is the
     folder for the private one (default: the system's temporary folder). `pocl_cache` and
     `cuda_cache` are folders for the drivers' own caches; PoCL's defaults to a private one, because
-    processes that share it break each other's entries.
+    processes that share it break each other's entries. The drivers begin to load. `opens` is
+    the SPEC of the device that this process will open for certain: a GPU's context is begun where
+    that is the first device. `turn` is a file that a pool's workers have in common (see `driver`).
     """
     global _vendors
     if _vendors:
@@ -57,12 +62,16 @@ def prepare_loader(
     folder = ScratchFolder(Path(scratch or tempfile.gettempdir()))
     atexit.register(folder.remove)
     private = folder.path
-    _vendors = vendors or str(_vendor_folder(private, Path(prefix)))
+    libraries = [] if vendors else _vendor_libraries(_SYSTEM_VENDORS, Path(prefix))
+    _vendors = vendors or str(_vendor_folder(private, libraries))
     os.environ["OCL_ICD_VENDORS"] = _vendors
     os.environ["PYOPENCL_NO_CACHE"] = "1"
     os.environ["POCL_CACHE_DIR"] = pocl_cache or str(_made(private / "pocl"))
     if cuda_cache:
         os.environ["CUDA_CACHE_PATH"] = cuda_cache
+    if turn:  # a worker launches one kernel at a time, and a context for that takes half as long
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    driver.wake(libraries, first_gpu=opens in ("", "0"), turn=turn)
 
 
 def prepared_vendors() -> str:
@@ -98,6 +107,7 @@ def _imported() -> ModuleType:
         _share_setters(import_module("pyopencl.invoker"))
     except ImportError as error:
         raise DeviceError(f"pyopencl cannot be imported: {error}") from error
+    driver.wait_awake()
     return module
 
 
@@ -119,9 +129,8 @@ def _share_setters(invoker: Any) -> None:
     invoker._generate_enqueue_and_set_args_module = shared
 
 
-def _vendor_folder(private: Path, prefix: Path) -> Path:
+def _vendor_folder(private: Path, libraries: list[str]) -> Path:
     folder = _made(private / "vendors")
-    libraries = _vendor_libraries(_SYSTEM_VENDORS, prefix)
     for position, library in enumerate(libraries):
         (folder / f"{position:02}.icd").write_text(f"{library}\n", encoding="utf-8")
     return folder

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hrxmp.dtypes import DType
 from hrxmp.errors import ModelError, UsageError
-from hrxmp.graph import Graph
+from hrxmp.graph import Graph, Storage
 from hrxmp.models.gguf_file import GgufFile
 from hrxmp.models.llama import KvCache, LlamaConfig, LlamaWeights, build_graph, check_tensors
 from hrxmp.models.sampling import Sampler
@@ -79,25 +79,21 @@ class LlamaModel:
         """Check the file, upload its weights, allocate the cache.
 
         `context`: the most tokens of the sequence; None is the model's own. `prompt`: tokens of the
-        first prefill, whose kernels are then compiled while the weights are uploaded, unless
-        somebody wants to see what compiles. Raises ModelError.
+        first prefill. Its kernels, and those of decode, are then compiled while the device opens
+        and the weights are uploaded, unless somebody wants to see what compiles. Raises ModelError.
         """
         file = path if isinstance(path, GgufFile) else GgufFile.open(path)
         config = LlamaConfig.from_gguf(file)
         check_tensors(file, config)
         limit = _context(file, config, context)
         weights = LlamaWeights.without_memory(file.tensors, executor.weight_storage)
-        model = cls(
-            executor,
-            file,
-            config,
-            weights,
-            _allocate(executor, config, _capacity(limit), kv_dtype),
-            context=limit,
-            ubatch=ubatch,
-        )
+        cache = _cache(config, _capacity(limit), kv_dtype)
+        model = cls(executor, file, config, weights, cache, context=limit, ubatch=ubatch)
         if prompt and not executor.guarded:
-            executor.prefetch(model.graph(min(prompt, ubatch), logits=prompt <= ubatch))
+            first = model.graph(min(prompt, ubatch), logits=prompt <= ubatch)
+            executor.prefetch(first, model.graph(1))
+        for storage in (*cache.keys, *cache.values):
+            executor.memory.buffer(storage)
         _upload_all(executor, file, weights)
         return model
 
@@ -215,14 +211,15 @@ def _capacity(context: int) -> int:
     return -(-context // CAPACITY_STEP) * CAPACITY_STEP
 
 
-def _allocate(executor: Executor, config: LlamaConfig, capacity: int, dtype: DType) -> KvCache:
+def _cache(config: LlamaConfig, capacity: int, dtype: DType) -> KvCache:
+    """A cache without memory yet."""
     nbytes = dtype.row_bytes(capacity * config.n_kv)
     layers = range(config.n_layers)
     return KvCache(
         capacity=capacity,
         dtype=dtype,
-        keys=tuple(executor.storage(nbytes, f"cache_k.{layer}") for layer in layers),
-        values=tuple(executor.storage(nbytes, f"cache_v.{layer}") for layer in layers),
+        keys=tuple(Storage(nbytes, f"cache_k.{layer}") for layer in layers),
+        values=tuple(Storage(nbytes, f"cache_v.{layer}") for layer in layers),
     )
 
 

@@ -33,9 +33,10 @@ from hrxmp.workers.actions import (
 from hrxmp.workers.book import Book, Job
 
 _START_FAILURES = 3
-_EXPECTED = 6
-"""Most workers that start before there is a job. A GPU's driver makes contexts one after the other,
-and the executor waits in the same line: behind 16 workers it opened its device 2 s later."""
+_EXPECTED = 10
+"""Most workers that start before there is a job. A GPU's contexts are made one after the other, a
+tenth of a second each: when the tenth is there, the first workers have finished a kernel or two.
+"""
 
 
 class Worker:

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hrxmp.errors import (
@@ -103,6 +104,13 @@ class Compiler:
         phase("compiler")
         return build.build(device, job.variant, sanitizer, extra)
 
+    def wake(self) -> None:
+        """Let the drivers load while this process imports the rest. As in `prepare`, what fails
+        here fails again at the first job."""
+        if self._function is None:
+            with contextlib.suppress(Exception):
+                self._prepare_loader()
+
     def prepare(self, *, try_device: bool) -> None:
         """Load what the first job will need, while it is still on its way. What fails here fails
         again there, and is told then.
@@ -112,7 +120,6 @@ class Compiler:
         """
         if self._function is None:
             with contextlib.suppress(Exception):
-                self._load()
                 likely = self._open_likely(any_kind=try_device)
                 if likely is not None and try_device:
                     self.tried = _tried(likely)
@@ -120,30 +127,32 @@ class Compiler:
     def _open_likely(self, *, any_kind: bool) -> Device | None:
         """Open the GPU that the first job will probably want: contexts of several processes are
         made one after the other, a tenth of a second each."""
-        from hrxmp.kernels import device
+        from hrxmp.kernels import build, device  # noqa: F401 - build only to have it loaded
 
         infos = device.list_devices(probed=False)
         info = device.select(self._likely, infos) if self._likely else infos[0]
         if info.kind == "gpu" or any_kind:
-            self._device = device.open_device(str(info.index), probed=False)
-            self._spec = self._device.spec
+            self._spec = self._open(str(info.index)).spec
         return self._device
 
-    def _load(self) -> None:
-        from hrxmp.kernels import build  # noqa: F401 - only to have it loaded
-        from hrxmp.kernels.loader import opencl, prepare_loader
+    def _prepare_loader(self) -> None:
+        from hrxmp.kernels.loader import prepare_loader
 
         prepare_loader(
-            vendors=self._vendors, scratch=self._scratch, cuda_cache=self._store.driver_cache()
+            vendors=self._vendors,
+            scratch=self._scratch,
+            cuda_cache=self._store.driver_cache(),
+            opens=self._likely,
+            turn=str(Path(self._scratch).parent / "turn"),  # the pool's workers have it in common
         )
-        opencl()
 
     def _open(self, spec: str) -> Device:
         if self._device is None or self._spec != spec:
             from hrxmp.kernels import device
 
-            self._load()
+            self._prepare_loader()
             self._device = device.open_device(spec, probed=False)
+            self._device.queue.finish()  # a GPU's context is there
             self._spec = spec
         return self._device
 

@@ -28,10 +28,12 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool decides when a worker ends
 
     from hrxmp.workers.compiling import Compiler, load_function
-    from hrxmp.workers.worker_link import WorkerLink
 
     function = load_function(args.compiler) if args.compiler else None
     compiler = Compiler.from_environment(os.environ, args.scratch, function)
+    compiler.wake()
+    from hrxmp.workers.worker_link import WorkerLink
+
     # Before hello: a job that waits here could run on a worker that is ready.
     compiler.prepare(try_device=args.try_device)
     link = WorkerLink(args.endpoint, args.run, args.name, tried=compiler.tried)

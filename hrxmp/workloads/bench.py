@@ -100,6 +100,7 @@ class _Bench:
             context=longest,
             ubatch=max(test.n_ubatch for test in tests),
             kv_dtype=DType.from_label(tests[0].kv_type),
+            prompt=_first_prompt(tests[0]),
         )
         self.first_token = first_token(self.model.file)
 
@@ -202,7 +203,7 @@ class _Bench:
             n_depth=test.n_depth,
             test_time=started,
             warmup=not self.args.no_warmup,
-            compiles=counted.compiles,
+            compiles=counted.compiles + counted.joins,  # the prefetched ones
             wait_ms=round(counted.wait_ns / 1e6, 3),
             cache_state=counted.cache_state,
         )
@@ -251,6 +252,11 @@ def first_token(file: GgufFile) -> int | None:
     if not wanted or "tokenizer.ggml.bos_token_id" not in file.metadata:
         return None
     return file.integer("tokenizer.ggml.bos_token_id", least=0)
+
+
+def _first_prompt(test: BenchTest) -> int:
+    """Tokens that the model is given at once, first of all; decode's one when there is no prompt"""
+    return min(test.n_depth or test.n_prompt or 1, test.n_batch)
 
 
 @contextmanager

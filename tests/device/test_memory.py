@@ -8,6 +8,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from hrxmp.clock import mono_ns
 from hrxmp.dtypes import DType
 from hrxmp.errors import CompileForbiddenError, DeviceMemoryError, GraphError
-from hrxmp.executor import library_pages
+from hrxmp.executor import library_pages, staging
 from hrxmp.executor.engine import Executor
 from hrxmp.executor.pinned import MOST, PinnedArrays
 from hrxmp.executor.session import Link, Session
@@ -209,6 +210,32 @@ def test_a_weight_in_pieces_is_the_weight_as_a_whole(
     assert sum(read) == raw.nbytes
     with pytest.raises(GraphError, match="bytes"):
         executor.upload_weight("w", raw[:-1], dtype, shape)
+
+
+def test_pieces_through_pinned_memory_arrive(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On any device, though only a GPU's memory uses it; also rows larger than pinned memory."""
+    monkeypatch.setattr(staging, "_MOST_BYTES", 5000)
+    data, read = RANDOM.integers(0, 255, 100_000, np.uint8), []
+    pieces = [
+        (at, data[at : at + size]) for at, size in ((0, 7000), (7000, 3000), (10_000, 90_000))
+    ]
+    storage = executor.storage(data.nbytes, "staged")
+    buffer = executor.memory.buffer(storage)
+    sender = staging.Staging(executor._device)
+    sender.send(buffer, pieces, lambda piece: piece ^ 255, read.append)
+    found = np.zeros(data.nbytes, np.uint8)
+    opencl().enqueue_copy(executor._device.queue, found, buffer)
+    np.testing.assert_array_equal(found, data ^ 255)
+    assert sum(read) == data.nbytes
+
+    def broken(_piece: Any) -> Any:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        sender.send(buffer, pieces, broken, read.append)
+    sender.send(buffer, pieces, lambda piece: piece, read.append)  # and it goes on
 
 
 def test_libraries_work_after_their_pages_were_given_back(executor: Executor) -> None:

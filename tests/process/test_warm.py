@@ -57,6 +57,24 @@ def test_warm_compiles_everything_and_proves_it(warmed: Warmed) -> None:
     assert (again["compiled"], again["stored"]) == (0, summary["kernels"])
 
 
+def test_a_bench_asks_ahead_and_starts_no_worker_for_a_full_store(
+    warmed: Warmed, tmp_path: Path
+) -> None:
+    args = ("--trace", "bench", "-m", warmed.model, "-pg", "5,3", "-p", "0", "-n", "0", "-r", "1")
+    for cache_state in ("cold", "warm"):
+        flags = (*args, "--no-warmup", "-o", "json")
+        done = hrxmp_run(*flags, cache=tmp_path / "store", device=warmed.device)
+        assert done.code == 0, done.said
+        (row,) = json.loads(done.stdout)
+        first, cold = done.records(records.GraphEnd)[0], cache_state == "cold"
+        assert (row["cache_state"], row["compiles"] > 0) == (cache_state, cold)
+        assert (first.compiles, first.joins) == (0, first.requests if cold else 0)
+        asked = done.records(CompileRequested)
+        assert all(r.prefetch for r in asked[: first.requests])
+        started = done.records(records.WorkerStart), done.records(records.CompileBegin)
+        assert [bool(found) for found in started] == [cold, cold]
+
+
 def test_any_prompt_length_runs_under_error(warmed: Warmed) -> None:
     """X28: from the first execution on, prefill and decode compile nothing."""
     done = warmed.bench("-p", "1,2,5,9,64,100", *MIXED[2:], HRXMP_WARM_AFTER="0")

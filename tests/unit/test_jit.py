@@ -14,6 +14,7 @@ from hrxmp.executor.guard import Guard
 from hrxmp.executor.jit import Binary, Cause, Jit, Wanted
 from hrxmp.executor.kernel_table import LoadReport
 from hrxmp.executor.reasons import Reasons, Storms
+from hrxmp.kernels import catalog
 from hrxmp.kernels.keys import KeyComponents, Variant
 from hrxmp.kernels.store import Store
 
@@ -132,6 +133,24 @@ def test_the_first_execution_after_a_prefetch_counts_its_request() -> None:
     said = bench.tracer.of(records.CompileRequested)
     assert [(s["exec_id"], s["via"]) for s in said] == [(7, "prefetch"), (None, "compile")]
     assert bench.tracer.of(records.WaitBegin)[0]["asked_by"] is None
+
+
+def test_a_prefetch_asks_for_the_longest_kernels_first_when_told_to() -> None:
+    names = ["addresses", "rms_norm", "mul_mat_vec", "get_rows"]
+    for longest_first, order in ((False, names), (True, sorted(names, key=longer, reverse=True))):
+        bench = Bench()
+        bench.jit.prefetch(map(wanted, names), longest_first=longest_first)
+        for request in range(1, len(names) + 1):
+            bench.pool.ready(request)
+        said = bench.tracer.of(records.CompileRequested)
+        assert [s["kernel"] for s in said] == order
+        assert all(s["prefetch"] and s["exec_id"] is None for s in said)
+    assert order[0] == "mul_mat_vec" and order[-1] == "addresses"
+
+
+def longer(name: str) -> int:
+    """The order of magnitude of its source: as much as that tells of its compile."""
+    return len(catalog.source_text(catalog.get(name))).bit_length()
 
 
 def test_a_failure_names_kernel_and_key_and_may_be_asked_again() -> None:
