@@ -68,7 +68,7 @@ def test_a_bench_asks_ahead_and_starts_no_worker_for_a_full_store(
         (row,) = json.loads(done.stdout)
         first, cold = done.records(records.GraphEnd)[0], cache_state == "cold"
         assert (row["cache_state"], row["compiles"] > 0) == (cache_state, cold)
-        assert (first.compiles, first.joins) == (0, first.requests if cold else 0)
+        assert first.compiles == 0, "what it needs was asked for before, or is there"
         asked = done.records(CompileRequested)
         assert all(r.prefetch for r in asked[: first.requests])
         started = done.records(records.WorkerStart), done.records(records.CompileBegin)
