@@ -16,8 +16,8 @@ import numpy as np
 from hrxmp.errors import GraphError
 from hrxmp.executor.findings import Findings
 from hrxmp.executor.graph_program import Command, GraphProgram, Port
+from hrxmp.executor.lending import LentArrays, host_memory, pinned_memory
 from hrxmp.executor.memory import Memory
-from hrxmp.executor.pinned import PinnedArrays
 from hrxmp.graph import Storage
 from hrxmp.kernels.device import Device
 from hrxmp.kernels.launch import Launch
@@ -64,10 +64,10 @@ class PreparedProgram:
         self._launches: list[Bound] = []
         self._inputs, self._to_device = self._host_sides(program.inputs, memory)
         self._outputs, self._to_host = self._host_sides(program.outputs, memory)
-        self._pinned = {
-            name: PinnedArrays(device, port.shape, port.dtype)
-            for name, port in program.outputs.items()
-            if not device.traits.is_cpu
+        memory_of_outputs = host_memory if device.traits.is_cpu else pinned_memory(device)
+        self._lent = {
+            name: LentArrays(memory_of_outputs, side.shape, side.dtype)
+            for name, side in self._outputs.items()
         }
         self._writes: list[cl.Event] = []
         """Kept while they are under way: pyopencl waits for a copy whose event is dropped."""
@@ -141,17 +141,15 @@ class PreparedProgram:
     def read_outputs(self) -> dict[str, Array]:
         """Wait for the execution and fetch its outputs."""
         copy, queue = self._cl.enqueue_copy, self._device.queue
-        outputs = self._outputs
-        if self._to_host:  # what a copy leaves is the caller's; the next one gets other memory
-            outputs = {
-                name: self._pinned[name].take() if name in self._pinned else np.empty_like(side)
-                for name, side in outputs.items()
-            }
-            for (buffer, offset, _), side in zip(self._to_host, outputs.values(), strict=True):
-                copy(queue, side, buffer, src_offset=offset, is_blocking=True)
+        outputs = {name: lent.take() for name, lent in self._lent.items()}
+        if self._to_host:
+            for (buffer, offset, _), array in zip(self._to_host, outputs.values(), strict=True):
+                copy(queue, array, buffer, src_offset=offset, is_blocking=True)
             return outputs
         queue.finish()
-        return {name: side.copy() for name, side in outputs.items()}
+        for name, array in outputs.items():
+            np.copyto(array, self._outputs[name])
+        return outputs
 
     def _host_sides(
         self, ports: Mapping[str, Port], memory: Memory

@@ -18,7 +18,7 @@ from hrxmp.dtypes import DType
 from hrxmp.errors import CompileForbiddenError, DeviceMemoryError, GraphError
 from hrxmp.executor import library_pages, staging
 from hrxmp.executor.engine import Executor
-from hrxmp.executor.pinned import MOST, PinnedArrays
+from hrxmp.executor.lending import MOST, LentArrays, host_memory, pinned_memory
 from hrxmp.executor.session import Link, Session
 from hrxmp.graph import Graph, Storage
 from hrxmp.identity import new_run_id
@@ -253,34 +253,37 @@ def test_what_the_linker_read_is_given_back() -> None:
     assert int(done.stdout) > 0, done.stderr
 
 
-def test_pinned_arrays_are_the_callers_until_nothing_refers_to_them(device: Device) -> None:
-    pinned = PinnedArrays(device, (3, 5), "float32")
-    first = pinned.take()
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_lent_array_is_the_callers_until_nothing_refers_to_it(
+    device: Device, pinned: bool
+) -> None:
+    arrays = LentArrays(pinned_memory(device) if pinned else host_memory, (3, 5), "float32")
+    first = arrays.take()
     first[:] = 1.0
     row = first[1]  # a view keeps what it looks at
     del first
-    second = pinned.take()
+    second = arrays.take()
     second[:] = 2.0
     assert not np.shares_memory(row, second)
     assert (row == 1.0).all()
     address = row.__array_interface__["data"][0]
     del row
-    third = pinned.take()
+    third = arrays.take()
     third[:] = 3.0
     assert third[1].__array_interface__["data"][0] == address, "it is used again"
     assert (second == 2.0).all()
 
 
-def test_pinned_arrays_take_what_the_device_copies_and_are_bounded(device: Device) -> None:
-    pinned = PinnedArrays(device, (1000,), "float32")
+def test_lent_arrays_take_what_the_device_copies_and_are_bounded(device: Device) -> None:
+    arrays = LentArrays(pinned_memory(device), (1000,), "float32")
     kept = []
     for number in range(MOST + 2):
         source = np.full(1000, number, np.float32)
         flags = opencl().mem_flags.READ_ONLY | opencl().mem_flags.COPY_HOST_PTR
         buffer = opencl().Buffer(device.context, flags, hostbuf=source)
-        array = pinned.take()
+        array = arrays.take()
         opencl().enqueue_copy(device.queue, array, buffer, is_blocking=True)
         kept.append(array)
     assert [int(array[0]) for array in kept] == list(range(MOST + 2))
     assert all((array == array[0]).all() for array in kept)
-    assert len(pinned._regions) == MOST
+    assert len(arrays._regions) == MOST
