@@ -25,7 +25,11 @@ from hrxmp.kernels.mul_mat import mul_mat, weight_layout
 from hrxmp.models.generator import LlamaModel
 from hrxmp.settings import Settings
 from tests.device.conftest import _EXPECTED, Runner, _devices, launch_once
-from tests.device.test_attention import test_attention, test_rope_flash_attn
+from tests.device.test_attention import (
+    softmax_attention,
+    test_attention,
+    test_rope_flash_attn,
+)
 from tests.device.test_mul_mat import (
     QUANTIZED,
     close,
@@ -181,6 +185,31 @@ def test_get_rows(device: Device, run: Runner, dtype: DType) -> None:
     np.testing.assert_allclose(result[:3, :k], exact[ids[:3]], rtol=1e-6, atol=1e-6)
     assert np.isnan(result[3:, :k]).all()
     assert (result[:, k:] == 7.5).all()
+
+
+@pytest.mark.parametrize("kv_dtype", [DType.F32, DType.F16], ids=lambda d: d.label)
+def test_attention_of_rows_in_any_order(device: Device, run: Runner, kv_dtype: DType) -> None:
+    """Positions need not rise; one below zero sees nothing, one beyond the cache all of it."""
+    rng = np.random.default_rng(4)
+    m, heads, kv_heads, dim, capacity = 70, 4, 2, 64, 150
+    positions = rng.integers(0, capacity, m).astype(np.int32)
+    positions[[3, 69]], positions[[5, 64]] = -1, capacity + 7
+    q = rng.standard_normal((m, heads, dim)).astype(np.float32)
+    kind = np.float32 if kv_dtype is DType.F32 else np.float16
+    k, v = (rng.standard_normal((kv_heads, capacity, dim)).astype(kind) for _ in "kv")
+    launch = dispatch.flash_attn(
+        device.traits, head_dim=dim, n_heads=heads, n_kv_heads=kv_heads, m=m, scale=0.2,
+        kv_dtype=kv_dtype, kv_capacity=capacity,
+    )  # fmt: skip
+    assert launch.variant.definition == "nv_flash_tile"
+    y = np.full((m, heads * dim), np.nan, np.float32)
+    operands = {"q": q.reshape(m, -1), "k_cache": k, "v_cache": v, "positions": positions, "y": y}
+    found = run(launch, operands)["y"].reshape(m, heads, dim)
+    seen = positions >= 0
+    exact = [values.astype(np.float64) for values in (q[seen], k, v)]
+    expected = softmax_attention(*exact, np.minimum(positions[seen], capacity - 1), 0.2)
+    close(found[seen], expected)
+    assert (found[~seen] == 0).all()
 
 
 def test_odd_calls_are_refused(device: Device) -> None:

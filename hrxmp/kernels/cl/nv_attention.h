@@ -1,5 +1,6 @@
 // Causal attention of one query head of one row by a work-group, over the cache in tiles of TILE rows.
-// Some groups may share a head, a chunk of its rows each: the last one to finish puts their sums together.
+// Some groups may share a head, a chunk of its rows each: the last one to finish puts their sums
+// together.
 //
 // With ROPE (one row only) q and k are rotated here, k and v are stored in the caches, and a group
 // takes the newest row from its own copies: no other group's store has to be seen. Eight lanes share
@@ -93,8 +94,8 @@ typedef struct {
     int last;  // whether this group is the last one of its head
 } Attending;
 
-// Which of a head's chunks a group has; where the sums of all lie, and how many of them are there: zero
-// before and after.
+// Which of a head's chunks a group has; where the sums of all lie, and how many of them are there:
+// zero before and after.
 typedef struct {
     int chunk, chunks;
     global float *partials;

@@ -24,12 +24,12 @@ typedef struct {
 // High and low halves of four values, two in a word.
 typedef struct {
     uint2 high, low;
-} Split;
+} Halves;
 
-INLINE Split split4(float4 v) {
+INLINE Halves halves4(float4 v) {
     uint2 high = {pack_halves(v.x, v.y), pack_halves(v.z, v.w)};
     float4 rest = v - (float4)(halves_of(high.x), halves_of(high.y));
-    return (Split){high, {pack_halves(rest.x, rest.y), pack_halves(rest.z, rest.w)}};
+    return (Halves){high, {pack_halves(rest.x, rest.y), pack_halves(rest.z, rest.w)}};
 }
 
 // Words of neighbouring cache rows become words of v: the same element of both.
@@ -44,12 +44,12 @@ INLINE void put_v(uint2 first, uint2 second, local uint *v) {
 }
 
 // Four elements of row `row`.
-INLINE Split load4(global const cached *cache, int row, int element) {
+INLINE Halves load4(global const cached *cache, int row, int element) {
     global const cached *from = cache + (size_t)row * HEAD_DIM + element;
 #if HALF_CACHE
-    return (Split){*(global const uint2 *)from, 0};
+    return (Halves){*(global const uint2 *)from, 0};
 #else
-    return split4(vload4(0, from));
+    return halves4(vload4(0, from));
 #endif
 }
 
@@ -58,15 +58,15 @@ INLINE void load_tile(global const cached *k, global const cached *v, int start,
                       local Tile *high, local Tile *low) {
     for (int i = get_local_id(0); i < T * HEAD_DIM / 4; i += LX) {
         int r = i / (HEAD_DIM / 4), quad = i % (HEAD_DIM / 4);
-        Split four = load4(k, min(start + r, rows - 1), quad * 4);
+        Halves four = load4(k, min(start + r, rows - 1), quad * 4);
         *(local uint2 *)(high->k + r * K_WORDS + quad * 2) = four.high;
         if (!HALF_CACHE)
             *(local uint2 *)(low->k + r * K_WORDS + quad * 2) = four.low;
     }
     for (int i = get_local_id(0); i < T / 2 * HEAD_DIM / 4; i += LX) {
         int pair = i % (T / 2), element = i / (T / 2) * 4, r = start + pair * 2;
-        Split first = load4(v, min(r, rows - 1), element);
-        Split second = load4(v, min(r + 1, rows - 1), element);
+        Halves first = load4(v, min(r, rows - 1), element);
+        Halves second = load4(v, min(r + 1, rows - 1), element);
         put_v(first.high, second.high, high->v + element * V_WORDS + pair);
         if (!HALF_CACHE)
             put_v(first.low, second.low, low->v + element * V_WORDS + pair);
@@ -117,16 +117,16 @@ KERNEL nv_flash_tile(int m, int capacity, int q_stride, int q_offset, int y_stri
         rows = max(rows, seen[i]);
 
     uint4 q_high[STEPS], q_low[STEPS];
-    global const float *q_upper = q + q_offset + min(token + own, m - 1) * q_stride + head * HEAD_DIM;
-    global const float *q_lower =
-        q + q_offset + min(token + own + 8, m - 1) * q_stride + head * HEAD_DIM;
+    q += q_offset + head * HEAD_DIM;
+    global const float *q_upper = q + min(token + own, m - 1) * q_stride;
+    global const float *q_lower = q + min(token + own + 8, m - 1) * q_stride;
 #pragma unroll
     for (int s = 0; s < STEPS; s++) {
         int at = s * 16 + t * 2;
         float scaled = scale * M_LOG2E_F;  // weights are powers of two
-        Split first = split4(scaled * (float4)(q_upper[at], q_upper[at + 1], q_lower[at], q_lower[at + 1]));
-        at += 8;
-        Split second = split4(scaled * (float4)(q_upper[at], q_upper[at + 1], q_lower[at], q_lower[at + 1]));
+        float4 near = {vload2(0, q_upper + at), vload2(0, q_lower + at)};
+        float4 far = {vload2(0, q_upper + at + 8), vload2(0, q_lower + at + 8)};
+        Halves first = halves4(scaled * near), second = halves4(scaled * far);
         q_high[s] = (uint4)(first.high, second.high);
         q_low[s] = (uint4)(first.low, second.low);
     }
@@ -148,14 +148,16 @@ KERNEL nv_flash_tile(int m, int capacity, int q_stride, int q_offset, int y_stri
 #pragma unroll
             for (int s = 0; s < STEPS; s++) {
                 int at = (j * 8 + g) * K_WORDS + s * 8 + t;
-                scores[j] = multiply(q_high[s], q_low[s], tiles->k + at, low->k + at, scores[j], scratch);
+                scores[j] = multiply(q_high[s], q_low[s], tiles->k + at, low->k + at, scores[j],
+                                     scratch);
             }
             int column = start + j * 8 + t * 2;
             scores[j].x = column < upper ? scores[j].x : -INFINITY;
             scores[j].y = column + 1 < upper ? scores[j].y : -INFINITY;
             scores[j].z = column < lower ? scores[j].z : -INFINITY;
             scores[j].w = column + 1 < lower ? scores[j].w : -INFINITY;
-            next = fmax(next, (float2)(fmax(scores[j].x, scores[j].y), fmax(scores[j].z, scores[j].w)));
+            float2 highest = fmax(scores[j].xz, scores[j].yw);
+            next = fmax(next, highest);
         }
         next = over_four_lanes(next, true, exchange);
         float2 base = {next.x == -INFINITY ? 0.0f : next.x, next.y == -INFINITY ? 0.0f : next.y};
@@ -167,31 +169,27 @@ KERNEL nv_flash_tile(int m, int capacity, int q_stride, int q_offset, int y_stri
             sums[n] *= (float4)(keep.xx, keep.yy);
 #pragma unroll
         for (int s = 0; s < T / 16; s++) {
-            uint4 high, low_part;
+            Halves parts[2];
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 float4 score = scores[2 * s + j] - (float4)(base.xx, base.yy);
-                float4 weight = {power_of_two(score.x), power_of_two(score.y), power_of_two(score.z), power_of_two(score.w)};
-                total += (float2)(weight.x + weight.y, weight.z + weight.w);
-                Split split = split4(weight);
-                if (j == 0) {
-                    high.xy = split.high;
-                    low_part.xy = split.low;
-                } else {
-                    high.zw = split.high;
-                    low_part.zw = split.low;
-                }
+                float4 weight = {power_of_two(score.x), power_of_two(score.y),
+                                 power_of_two(score.z), power_of_two(score.w)};
+                total += weight.xz + weight.yw;
+                parts[j] = halves4(weight);
             }
+            uint4 high = {parts[0].high, parts[1].high}, rest = {parts[0].low, parts[1].low};
 #pragma unroll
             for (int n = 0; n < COLUMNS; n++) {
                 int at = (n * 8 + g) * V_WORDS + s * 8 + t;
-                sums[n] = multiply(high, low_part, tiles->v + at, low->v + at, sums[n], scratch);
+                sums[n] = multiply(high, rest, tiles->v + at, low->v + at, sums[n], scratch);
             }
         }
         barrier(CLK_LOCAL_MEM_FENCE);
     }
     total = over_four_lanes(total, false, exchange);
-    float2 factor = {total.x > 0.0f ? 1.0f / total.x : 0.0f, total.y > 0.0f ? 1.0f / total.y : 0.0f};
+    float2 factor = {total.x > 0.0f ? 1.0f / total.x : 0.0f,  // a row may see nothing
+                     total.y > 0.0f ? 1.0f / total.y : 0.0f};
     y += y_offset + head * HEAD_DIM + t * 2;
 #pragma unroll
     for (int n = 0; n < COLUMNS; n++) {

@@ -140,10 +140,10 @@ INLINE float power_of_two(float x) {
 #endif
 }
 
-// c + a b of a warp: 16 x 16 halves by 16 x 8, the sums in float. With g = lane / 4 and t = lane % 4 a lane
-// has, of a, elements 2 t and 2 t + 1 of the rows g and g + 8, then 8 elements later the same; of b elements
-// 2 t and 2 t + 1, then 8 later, of column g; of c columns 2 t and 2 t + 1 of the rows g and g + 8.
-// `scratch`, in the plain form, has six words an item, and all items must come.
+// c + a b of a warp: 16 x 16 halves by 16 x 8, the sums in float. With g = lane / 4 and t = lane % 4 a
+// lane has, of a, elements 2 t and 2 t + 1 of the rows g and g + 8, then the same 8 elements later; of
+// b elements 2 t and 2 t + 1, then 8 later, of column g; of c columns 2 t and 2 t + 1 of the rows g and
+// g + 8. `scratch`, in the plain form, has six words an item, and all items must come.
 INLINE float4 multiply_halves(uint4 a, uint2 b, float4 c, local uint *scratch) {
 #if PTX
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "

@@ -2,8 +2,8 @@
 // take part in each, with a barrier of all groups between them.
 //
 // PLAN has WIDTH numbers a command: which STEP, then for each argument of that step's kernel its
-// place among the launch's ints and floats or the table of addresses. S0 .. S11 are the steps: kernels with their
-// sizes. Behind the table lies what attention keeps while groups share a head.
+// place among the launch's ints and floats or the table of addresses. S0 .. S11 are the steps: kernels
+// with their sizes. Behind the table lies what attention keeps while groups share a head.
 
 #include "nv_arguments.h"
 #include "nv_attention.h"
@@ -48,9 +48,10 @@ INLINE void attend_step(constant int *command, Table table) {
         int head = unit / chunks;
         Split split = {unit % chunks, chunks, table.partials + head * CHUNKS * PARTIAL,
                        table.arrived + head};
-        attend_head(head, position, INT(1), FLOAT(6), FLOAT(7), FLOAT(8), BUFFER(const float, 9) + INT(3),
-                    BUFFER(const float, 11), BUFFER(cached, 12), BUFFER(cached, 13),
-                    BUFFER(float, 14) + INT(5), split, table.attending, table.desk.scratch);
+        attend_head(head, position, INT(1), FLOAT(6), FLOAT(7), FLOAT(8),
+                    BUFFER(const float, 9) + INT(3), BUFFER(const float, 11), BUFFER(cached, 12),
+                    BUFFER(cached, 13), BUFFER(float, 14) + INT(5), split, table.attending,
+                    table.desk.scratch);
         barrier(CLK_LOCAL_MEM_FENCE);
     }
 }
