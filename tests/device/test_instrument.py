@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from hrxmp.errors import CompileSetupError
+from hrxmp.executor.findings import Findings
+from hrxmp.executor.lowering import lower
+from hrxmp.graph import Graph
 from hrxmp.kernels.device import Device
 from hrxmp.kernels.instrument import COMMAND_INTS, FINDING_INTS, ZONE_BYTES, instrument
 from hrxmp.kernels.loader import opencl
@@ -119,6 +122,21 @@ def test_what_is_planted_is_found(device: Device, body: str) -> None:
     assert index <= first < index + 4 * COUNT
     if check == "value":
         assert Checked(device, body, ("access",)).findings == {}
+
+
+def test_where_bad_accesses_go_there_are_zeros(device: Device) -> None:
+    """What a bad read got from there was now and then no number, and so one more finding."""
+    graph = Graph(uid=0)
+    graph.output(graph.scale(graph.input("x", (4,)), 2.0), "y")
+    cl, found = opencl(), Findings(device, lower(graph, device.traits, 0).commands)
+    zone = np.empty(ZONE_BYTES, np.uint8)
+    for _ in range(2):
+        cl.enqueue_copy(device.queue, zone, found._memory, is_blocking=True)
+        assert not zone.any()
+        dirty = np.full(ZONE_BYTES + 4, 255, np.uint8)
+        dirty[ZONE_BYTES:].view(np.int32)[0] = 1  # a bad access of the first binding
+        cl.enqueue_copy(device.queue, found._memory, dirty, is_blocking=True)
+        assert [item.count for item in found.collect()] == [1]
 
 
 @pytest.mark.parametrize(
