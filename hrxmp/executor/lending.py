@@ -13,9 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from hrxmp.kernels.device import Device
-from hrxmp.kernels.loader import opencl
-
 Array = np.ndarray[Any, Any]
 
 MOST = 8
@@ -53,19 +50,3 @@ class LentArrays:
 def host_memory(nbytes: int) -> Array:
     """Ordinary memory."""
     return np.zeros(nbytes, np.uint8)
-
-
-def pinned_memory(device: Device) -> Callable[[int], Array]:
-    """Memory that a GPU's driver has pinned: it copies there without a stop in between."""
-
-    def take(nbytes: int) -> Array:
-        cl = opencl()
-        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR
-        buffer = cl.Buffer(device.context, flags, nbytes)
-        mapped: Array
-        mapped, _event = cl.enqueue_map_buffer(  # it keeps the buffer
-            device.queue, buffer, cl.map_flags.WRITE, 0, (nbytes,), np.uint8
-        )
-        return mapped
-
-    return take

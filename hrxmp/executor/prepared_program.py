@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +17,9 @@ import numpy as np
 from hrxmp.errors import GraphError
 from hrxmp.executor.findings import Findings
 from hrxmp.executor.graph_program import Command, GraphProgram, Port
-from hrxmp.executor.lending import LentArrays, host_memory, pinned_memory
+from hrxmp.executor.lending import LentArrays, host_memory
 from hrxmp.executor.memory import Memory
+from hrxmp.executor.pinned import pinned
 from hrxmp.graph import Storage
 from hrxmp.kernels.device import Device
 from hrxmp.kernels.launch import Launch
@@ -64,10 +66,9 @@ class PreparedProgram:
         self._launches: list[Bound] = []
         self._inputs, self._to_device = self._host_sides(program.inputs, memory)
         self._outputs, self._to_host = self._host_sides(program.outputs, memory)
-        memory_of_outputs = host_memory if device.traits.is_cpu else pinned_memory(device)
+        take = host_memory if device.traits.is_cpu else partial(pinned, device)
         self._lent = {
-            name: LentArrays(memory_of_outputs, side.shape, side.dtype)
-            for name, side in self._outputs.items()
+            name: LentArrays(take, side.shape, side.dtype) for name, side in self._outputs.items()
         }
         self._writes: list[cl.Event] = []
         """Kept while they are under way: pyopencl waits for a copy whose event is dropped."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hrxmp.executor.pinned import pinned
 from hrxmp.kernels.device import Device
 from hrxmp.kernels.loader import opencl
 
@@ -74,11 +75,7 @@ class _Lane:
     def __init__(self, device: Device) -> None:
         self._cl = cl = opencl()
         self._queue = cl.CommandQueue(device.context, device.handle)
-        flags = cl.mem_flags.READ_ONLY | cl.mem_flags.ALLOC_HOST_PTR
-        self._pinned = cl.Buffer(device.context, flags, _MOST_BYTES)
-        self._view, _event = cl.enqueue_map_buffer(
-            self._queue, self._pinned, cl.map_flags.WRITE, 0, _MOST_BYTES, np.uint8
-        )
+        self._view = pinned(device, _MOST_BYTES)
 
     def copy(self, data: Array, buffer: cl.Buffer, at: int) -> None:
         """Copy bytes to an offset of a buffer, in parts if there are rows larger than a piece."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from hrxmp.dtypes import DType
 from hrxmp.errors import CompileForbiddenError, DeviceMemoryError, GraphError
 from hrxmp.executor import library_pages, staging
 from hrxmp.executor.engine import Executor
-from hrxmp.executor.lending import MOST, LentArrays, host_memory, pinned_memory
+from hrxmp.executor.lending import MOST, LentArrays, host_memory
+from hrxmp.executor.pinned import _unmap, pinned
 from hrxmp.executor.session import Link, Session
 from hrxmp.graph import Graph, Storage
 from hrxmp.identity import new_run_id
@@ -253,11 +255,11 @@ def test_what_the_linker_read_is_given_back() -> None:
     assert int(done.stdout) > 0, done.stderr
 
 
-@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("locked", [False, True])
 def test_a_lent_array_is_the_callers_until_nothing_refers_to_it(
-    device: Device, pinned: bool
+    device: Device, locked: bool
 ) -> None:
-    arrays = LentArrays(pinned_memory(device) if pinned else host_memory, (3, 5), "float32")
+    arrays = LentArrays(partial(pinned, device) if locked else host_memory, (3, 5), "float32")
     first = arrays.take()
     first[:] = 1.0
     row = first[1]  # a view keeps what it looks at
@@ -275,7 +277,7 @@ def test_a_lent_array_is_the_callers_until_nothing_refers_to_it(
 
 
 def test_lent_arrays_take_what_the_device_copies_and_are_bounded(device: Device) -> None:
-    arrays = LentArrays(pinned_memory(device), (1000,), "float32")
+    arrays = LentArrays(partial(pinned, device), (1000,), "float32")
     kept = []
     for number in range(MOST + 2):
         source = np.full(1000, number, np.float32)
@@ -287,3 +289,45 @@ def test_lent_arrays_take_what_the_device_copies_and_are_bounded(device: Device)
     assert [int(array[0]) for array in kept] == list(range(MOST + 2))
     assert all((array == array[0]).all() for array in kept)
     assert len(arrays._regions) == MOST
+
+
+class Mapping:
+    """A mapping of pinned memory as pyopencl has it: dropped while it is mapped, it is unmapped."""
+
+    def __init__(self, *, lost: bool) -> None:
+        self.lost, self.mapped = lost, True
+
+    def release(self) -> None:
+        if self.lost:
+            raise opencl().LogicError("the device is lost")
+        self.mapped = False
+
+
+@pytest.mark.parametrize(("lost", "in_use"), [(False, False), (True, False), (False, True)])
+def test_pinned_memory_goes_back_unless_that_would_end_the_process(
+    lost: bool, in_use: bool
+) -> None:
+    array: np.ndarray[Any, Any] | None = np.zeros(3)
+    seen, mapping = weakref.ref(array), Mapping(lost=lost)
+    if not in_use:
+        array = None
+    _unmap(mapping, seen)
+    dropped = weakref.ref(mapping)
+    assert mapping.mapped == (lost or in_use)
+    del mapping
+    gc.collect()
+    assert (dropped() is None) == (not lost and not in_use)
+    del array
+
+
+def test_pinned_memory_goes_back_with_the_last_view_of_it(device: Device) -> None:
+    array = pinned(device, 5000)
+    mapping = array.base
+    view = array[7:19]
+    del array
+    gc.collect()
+    assert view.sum() >= 0
+    del view
+    gc.collect()
+    with pytest.raises(opencl().Error):
+        mapping.release()  # it is unmapped
